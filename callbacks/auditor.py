@@ -1,0 +1,139 @@
+"""Framework-neutral half of a callback: run an audit, write it down, hand it to the trackers, survive its failure.
+
+Files under the output folder: `history.jsonl` (a line per audit), `report.json` and `report.html` (the latest), and
+`reports/step-N.json` (every one). Beside a checkpoint: `memguard_audit/report.json`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from memguard.audit.config import AuditConfig
+from memguard.audit.digest import checkpoint_digest
+from memguard.audit.prior import PrefixSource
+from memguard.audit.report import AuditReport, Subject, TrendPoint
+from memguard.audit.runner import AuditRunner, trend_points
+from memguard.callbacks.saved_weights import saved_weights_match
+from memguard.canaries.ledger import Ledger
+from memguard.canaries.plan import CanaryPlan
+from memguard.errors import MemguardError
+from memguard.files import write_text_atomic
+from memguard.reporting.html import render_html
+from memguard.reporting.jsonl_tracker import JsonlTracker
+from memguard.reporting.trackers import Tracker
+from memguard.reporting.wandb_tracker import WandbTracker
+
+logger = logging.getLogger(__name__)
+
+
+class Auditor:
+    """Audits one run.
+
+    Args:
+        plan: the canaries.
+        tokenizer: of the run.
+        config: settings.
+        output: folder of the run's reports.
+        step_metric: the tracker's axis, such as `train/global_step`.
+    """
+
+    def __init__(self, plan: CanaryPlan, tokenizer: Any, config: AuditConfig, *, output: Path, step_metric: str) -> None:
+        self.config, self.output = config, output
+        self.runner = AuditRunner(plan, tokenizer, config.audit)
+        self.trackers: list[Tracker] = [JsonlTracker(output / "history.jsonl")]
+        if config.tracking.wandb == "auto":
+            self.trackers.append(WandbTracker(step_metric=step_metric))
+        self.trend: list[TrendPoint] = []
+        self.last: AuditReport | None = None
+        self.seconds = 0.0
+
+    def audit(
+        self,
+        model: Any,
+        *,
+        step: int,
+        epoch: float | None,
+        ledger: Ledger,
+        prior: PrefixSource | None,
+        checkpoint: Path | None = None,
+        autocast: str | None = None,
+        fresh: bool = False,
+    ) -> AuditReport | None:
+        """Measure, write and log; None when the audit failed and the settings say to go on.
+
+        Args:
+            model: as it stands in training; left as it was found.
+            step: optimiser steps done.
+            epoch: fraction of epochs done.
+            ledger: counts at this step.
+            prior: training rows, to measure Prior-Aware memorisation too.
+            checkpoint: folder just saved from this model, to bind the report to its bytes.
+            autocast: autocast dtype in force.
+            fresh: measure again though this step was measured (the weights may have been put back to an earlier step's).
+        """
+        began = time.monotonic()
+        try:
+            return self._audit(model, step, epoch, ledger, prior, checkpoint, autocast, fresh)
+        except Exception as error:
+            if self.config.audit.on_error == "raise":
+                raise
+            # A foreign message could quote what it was given; ours never holds a secret.
+            reason = str(error) if isinstance(error, MemguardError) else type(error).__name__
+            logger.warning("the audit at step %d failed and training goes on: %s", step, reason)
+            return None
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def _audit(
+        self,
+        model: Any,
+        step: int,
+        epoch: float | None,
+        ledger: Ledger,
+        prior: PrefixSource | None,
+        checkpoint: Path | None,
+        autocast: str | None,
+        fresh: bool,
+    ) -> AuditReport:
+        subject = self._subject(model, step, epoch, checkpoint)
+        again = self.last if self.last is not None and self.last.subject.global_step == step and not fresh else None
+        if again is not None and (prior is None or again.prior_aware_settings is not None):
+            report = again.model_copy(update={"subject": subject})  # the same weights, measured a moment ago
+        else:
+            earlier = [point for point in self.trend if point.global_step != step]
+            report = self.runner.run(model, subject=subject, ledger=ledger, prior=prior, trend=earlier, autocast=autocast)
+            self.trend = earlier + trend_points(report)
+        self._write(report, step, checkpoint)
+        self.last = report
+        return report
+
+    def _subject(self, model: Any, step: int, epoch: float | None, checkpoint: Path | None) -> Subject:
+        """A checkpoint only when the saved file holds the very weights that are scored."""
+        if checkpoint is None:
+            return Subject(kind="live", digest=None, global_step=step, epoch=epoch)
+        if not saved_weights_match(checkpoint, model):
+            notice = "the saved weights are not those in training (adapter, average, sharded save): audit the checkpoint."
+            return Subject(kind="live", digest=None, global_step=step, epoch=epoch, notice=notice)
+        return Subject(kind="checkpoint", digest=checkpoint_digest(checkpoint), global_step=step, epoch=epoch)
+
+    def _write(self, report: AuditReport, step: int, checkpoint: Path | None) -> None:
+        report.save(self.output / "reports" / f"step-{step:08d}.json")
+        report.save(self.output / "report.json")
+        if checkpoint is not None:
+            report.save(checkpoint / "memguard_audit" / "report.json")
+            write_text_atomic(self.output / "report.html", render_html(report))
+        for tracker in self.trackers:
+            tracker.log(report)
+
+    def finish(self) -> None:
+        """The page of the last report, and the table of canaries to the trackers that keep one."""
+        if self.last is None:
+            return
+        write_text_atomic(self.output / "report.html", render_html(self.last))
+        for tracker in self.trackers:
+            log_table = getattr(tracker, "log_table", None)
+            if log_table is not None:
+                log_table(self.last)

@@ -1,0 +1,84 @@
+"""`memguard gate` without its command line: files in, a decision and its file out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memguard.audit.report import Decision, load_report
+from memguard.errors import InputError
+from memguard.gates.baseline import accept as accept_report
+from memguard.gates.baseline import load_baseline
+from memguard.gates.decision import decide
+from memguard.gates.policy import load_policy
+from memguard.gates.terminal import format_decision
+
+__all__ = ["format_decision", "gate_report"]
+
+DECISION_NAME = "decision.json"
+
+
+def gate_report(
+    report_path: Path,
+    *,
+    policy: Path | str,
+    baseline: Path | None = None,
+    accept: Path | None = None,
+    by: str | None = None,
+    reason: str | None = None,
+    output: Path | None = None,
+    write: bool = True,
+    attempts: int = 1,
+) -> Decision:
+    """Decide on a report file, write the decision, and accept the report as baseline where asked to.
+
+    With `accept` and no `baseline`, a file that exists at `accept` is what the report is compared with: a release cannot
+    join a baseline that it is worse than.
+
+    Args:
+        report_path: report.json.
+        policy: policy.yaml, or `default` or `strict`.
+        baseline: baseline.json, or a bare report to compare with.
+        accept: the baseline to write the report into; needs `by` and `reason`.
+        by: who accepts.
+        reason: why.
+        output: where the decision goes; `decision.json` beside the report when None.
+        write: false writes no decision file.
+        attempts: how often this plan met the gate; a strict policy divides alpha by it.
+
+    Returns:
+        The decision as it was written. A first release that was accepted keeps exit code 3: it had no baseline.
+
+    Raises:
+        InputError: a file, key or argument cannot be used.
+        EvidenceError: the report may not be accepted; the decision is written all the same.
+    """
+    report_path = Path(report_path)
+    target = Path(output) if output is not None else report_path.with_name(DECISION_NAME)
+    _check_arguments(report_path, target, baseline, accept, by, reason)
+    report, rules = load_report(report_path), load_policy(policy)
+    if baseline is None and accept is not None and accept.exists():
+        baseline = accept
+    decision = decide(report, rules, load_baseline(baseline) if baseline is not None else None, attempts=attempts)
+    if write:
+        decision.save(target)
+    if accept is not None:
+        accept_report(report, rules, decision, accept, by=by or "", reason=reason or "")
+    return decision
+
+
+def _check_arguments(
+    report_path: Path, target: Path, baseline: Path | None, accept: Path | None, by: str | None, reason: str | None
+) -> None:
+    """Everything that is wrong with the arguments, before a file is written."""
+    problems = []
+    if accept is not None and not ((by or "").strip() and (reason or "").strip()):
+        problems.append("--accept needs --by NAME and --reason TEXT: a baseline names who accepted it, and why.")
+    if accept is None and (by is not None or reason is not None):
+        problems.append("--by and --reason belong to --accept BASELINE.")
+    inputs = [path.absolute() for path in (report_path, baseline, accept) if path is not None]
+    if target.absolute() in inputs:
+        problems.append("the decision must not be written over the report or the baseline; give another --output.")
+    if accept is not None and accept.absolute() == report_path.absolute():
+        problems.append("the baseline must be a file of its own, not the report.")
+    if problems:
+        raise InputError(" ".join(problems))

@@ -1,0 +1,135 @@
+"""The decision on one report by one policy: pass, block or invalid, never a bool. Deterministic; reads no clock but the date.
+
+Precedence of exit codes: 3 the figures are not evidence; 1 a rule failed; 3 a baseline is missing or does not compare, or a
+strict policy was not shown what it asks for; 0 pass. Source: statistics specification, section 3.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Literal
+
+from memguard.audit.report import LIMITS, AuditReport, Decision, RuleResult
+from memguard.documents import document_digest
+from memguard.gates.baseline import Baseline
+from memguard.gates.evidence import check_evidence
+from memguard.gates.judged import judged_canaries
+from memguard.gates.limit_rules import evaluate_limit
+from memguard.gates.policy import Policy, SignificanceRule, Waiver
+from memguard.gates.significance_rules import evaluate_significance
+from memguard.gates.wording import count, sentence
+
+Outcome = Literal["pass", "block", "invalid"]
+
+
+def decide(
+    report: AuditReport,
+    policy: Policy,
+    baseline: Baseline | None = None,
+    *,
+    attempts: int = 1,
+    today: datetime.date | None = None,
+) -> Decision:
+    """Decide whether the audited checkpoint may be released.
+
+    Not rejecting is not proof of absence: the smallest effect each test would have found stands in its result.
+
+    Args:
+        report: the audit of the one checkpoint to be released.
+        policy: rules, evidence asked for, family alpha.
+        baseline: what the candidate must not be worse than; None when there is none.
+        attempts: how often this plan met the gate; a strict policy divides alpha by it, others ignore it.
+        today: the day on which waivers must not have expired; the current UTC day when None.
+
+    Returns:
+        The decision, with every evidence requirement and every rule in the policy's order. `baseline_digest` is the
+        digest of the accepted report it was compared with.
+
+    Raises:
+        ValueError: `attempts` is below 1.
+
+    Source: statistics specification, section 3.
+    """
+    if attempts < 1:
+        raise ValueError(f"attempts must be at least 1, got {attempts}.")
+    alpha = policy.alpha / attempts if policy.strict else policy.alpha
+    day = today or datetime.datetime.now(datetime.timezone.utc).date()
+    judged = judged_canaries(report, policy)
+    evidence = check_evidence(report, policy, alpha=alpha)
+    tested = evaluate_significance(report, policy, judged, baseline, alpha=alpha)
+    rules = []
+    for rule in policy.rules:
+        result = tested[rule.name] if isinstance(rule, SignificanceRule) else evaluate_limit(rule, report, judged)
+        rules.append(_apply_waivers(result, [waiver for waiver in policy.waivers if waiver.rule == rule.name], day))
+    outcome, exit_code, reason = _conclude(evidence, rules, strict=policy.strict)
+    return Decision(
+        outcome=outcome,
+        exit_code=exit_code,
+        reason=reason,
+        evidence=evidence,
+        rules=rules,
+        alpha=alpha,
+        strict=policy.strict,
+        report_digest=document_digest(report),
+        policy_digest=policy.digest,
+        baseline_digest=document_digest(baseline.newest.report) if baseline is not None else None,
+        subject=report.subject,
+        limits=LIMITS,
+    )
+
+
+def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.date) -> RuleResult:
+    """A block becomes *waived* under a waiver that has not expired; every waiver is mentioned, used or not."""
+    if not waivers:
+        return result
+    live = [waiver for waiver in waivers if waiver.expires >= day]
+    outcome = "waived" if result.outcome == "block" and live else result.outcome
+    parts = [result.reason.rstrip(".")]
+    for waiver in waivers:
+        if waiver.expires < day:
+            parts.append(f"the waiver of {waiver.owner} expired on {waiver.expires}")
+        elif outcome == "waived":
+            parts.append(f"waived by {waiver.owner} until {waiver.expires}: {waiver.reason}")
+        else:
+            parts.append(f"the waiver of {waiver.owner} until {waiver.expires} was not used")
+    return result.model_copy(update={"outcome": outcome, "reason": sentence("; ".join(parts))})
+
+
+def _is_no_evidence(result: RuleResult) -> bool:
+    return result.outcome == "invalid" or (result.outcome == "insufficient evidence" and result.kind != "baseline")
+
+
+def _conclude(
+    evidence: Sequence[RuleResult], rules: Sequence[RuleResult], *, strict: bool
+) -> tuple[Outcome, Literal[0, 1, 3], str]:
+    no_evidence = [result for result in [*evidence, *rules] if _is_no_evidence(result)]
+    failed = [result for result in rules if result.outcome == "block"]
+    no_baseline = [result for result in rules if result.kind == "baseline" and result.outcome == "insufficient evidence"]
+    unshown = [result for result in rules if result.outcome == "not shown"]
+    if no_evidence:
+        also = [f"{count(len(failed), 'rule')} failed besides"] if failed else []
+        return "invalid", 3, _sentence("Not evidence", no_evidence, also)
+    if failed:
+        return "block", 1, _sentence(f"Blocked: {len(failed)} of {count(len(rules), 'rule')} failed", failed)
+    if no_baseline:
+        return "invalid", 3, _sentence("No comparable baseline", no_baseline)
+    if strict and unshown:
+        return "invalid", 3, _sentence("Not shown, and the policy is strict", unshown)
+    return "pass", 0, _passed(rules)
+
+
+def _sentence(head: str, results: Sequence[RuleResult], also: Sequence[str] = ()) -> str:
+    parts = [f"{result.name} ({_uncapitalised(result.reason)})" for result in results[:3]]
+    more = [f"and {len(results) - 3} more"] if len(results) > 3 else []
+    return sentence(f"{head}: {'; '.join([*parts, *more, *also])}")
+
+
+def _uncapitalised(reason: str) -> str:
+    return reason[:1].lower() + reason[1:].rstrip(".")
+
+
+def _passed(rules: Sequence[RuleResult]) -> str:
+    passed = sum(result.outcome == "pass" for result in rules)
+    rest = [f"{number} {what}" for what in ("not shown", "warn", "waived") if (number := sum(r.outcome == what for r in rules))]
+    return sentence(f"Passed: {passed} of {count(len(rules), 'rule')} passed" + "".join(f", {part}" for part in rest))

@@ -1,0 +1,218 @@
+"""Are the figures evidence at all? Every requirement by itself, each with its figures; one that fails ends in exit code 3.
+
+The controls' null test proves the plumbing, not sensitivity; the positive control shows that memorisation could be seen;
+the ledger shows that the canaries were trained on. Source: statistics specification, sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memguard.audit.report import AuditReport, CanaryRow, ControlTest, RuleOutcome, RuleResult
+from memguard.gates.judged import finite, is_scored, judged_canaries
+from memguard.gates.policy import Policy
+from memguard.gates.wording import clip, count, quoted, sentence
+
+CONTROLS_SHARE = 0.1  # of alpha, over both tests of every format
+POSITIVE_CONTROL_P = 1e-3
+
+Figures = dict[str, float | int | str | None]
+
+
+def check_evidence(report: AuditReport, policy: Policy, *, alpha: float) -> list[RuleResult]:
+    """Every evidence requirement with its outcome: pass, invalid, or warn where the policy does not ask for it.
+
+    Args:
+        report: the audit.
+        policy: says which requirements hold.
+        alpha: family error rate in force, 0..1.
+
+    Returns:
+        One result a requirement, always in the same order.
+
+    Source: statistics specification, sections 2 and 3.
+    """
+    judged, needs = judged_canaries(report, policy), policy.evidence
+    controls_needed = needs.controls_null_test
+    return [
+        _report_is_valid(report),
+        _subject_is_checkpoint(report),
+        _rows_are_complete(report),
+        _scores_are_finite(report),
+        _controls(report, judged, alpha) if controls_needed else _not_asked("controls look like chance", "controls_null_test"),
+        _positive_control(report)
+        if needs.positive_control != "none"
+        else _not_asked("memorisation could be seen", "positive_control"),
+        _ledger(report, judged, exact=needs.ledger_exact),
+        _enough_canaries(report, judged, needs.min_canaries),
+        _secrets_are_fresh(report) if needs.fresh_secrets else _not_asked("secrets are fresh", "fresh_secrets"),
+    ]
+
+
+def _result(
+    name: str, problems: Sequence[str], fine: str, figures: Figures | None = None, canaries: Sequence[str] = ()
+) -> RuleResult:
+    outcome: RuleOutcome = "invalid" if problems else "pass"
+    reason = sentence("; ".join(problems) if problems else fine)
+    return RuleResult(
+        name=name, kind="evidence", outcome=outcome, reason=reason, figures=figures or {}, canaries=list(canaries)
+    )
+
+
+def _not_asked(name: str, key: str) -> RuleResult:
+    reason = f"Not checked: the policy does not ask for it (evidence.{key})."
+    return RuleResult(name=name, kind="evidence", outcome="warn", reason=reason)
+
+
+def _report_is_valid(report: AuditReport) -> RuleResult:
+    problems = [clip(reason).rstrip(".") for reason in report.invalid_reasons]
+    if report.status != "valid" and not problems:
+        problems = ["the audit calls itself invalid without a reason"]
+    return _result("the audit is valid", problems, "the audit found nothing wrong with its own figures")
+
+
+def _subject_is_checkpoint(report: AuditReport) -> RuleResult:
+    problems = []
+    if report.subject.kind != "checkpoint":
+        problems = ["the audit measured a live model; only a saved checkpoint can be released, so audit the checkpoint"]
+    elif not report.subject.digest:
+        problems = ["the audit is not bound to its checkpoint: the digest is missing"]
+    return _result("the subject is a checkpoint", problems, "the audit is bound to the digest of a saved checkpoint")
+
+
+def _rows_are_complete(report: AuditReport) -> RuleResult:
+    """No row may be lost between the plan and the gate, or the worst canary could be."""
+    problems, plan = [], report.plan
+    planned = {"canary": plan.num_canaries, "control": plan.num_controls, "positive_control": plan.num_positive_controls}
+    for role, number in planned.items():
+        rows = sum(row.role == role for row in report.canaries)
+        if rows != number:
+            problems.append(f"the plan has {number} of the role {role} and the report has {rows}")
+    ids = [row.id for row in report.canaries]
+    names = [one.name for one in report.formats]
+    if len(set(ids)) != len(ids) or len(set(names)) != len(names):
+        problems.append("an id or a format is in the report twice")
+    if any(row.format not in names for row in report.canaries):
+        problems.append("a canary belongs to a format that the report does not describe")
+    return _result(
+        "every planned canary is in the report", problems, f"all {len(ids)} planned canaries and controls are in the report"
+    )
+
+
+def _scores_are_finite(report: AuditReport) -> RuleResult:
+    failed = [row.id for row in report.canaries if not is_scored(row)]
+    problems = (
+        [f"{len(failed)} of {len(report.canaries)} canaries and controls have no usable score: {quoted(failed)}"]
+        if failed
+        else []
+    )
+    fine = f"all {len(report.canaries)} canaries and controls have finite scores"
+    return _result("every canary was scored", problems, fine, {"failed": len(failed)}, failed)
+
+
+def _controls(report: AuditReport, judged: Sequence[CanaryRow], alpha: float) -> RuleResult:
+    """Two tests a format at 0.1 alpha / (2 F) each; a missing p-value is no proof."""
+    sizes: dict[str, int] = {}
+    for row in report.canaries:
+        if row.role == "control":
+            sizes[row.format] = sizes.get(row.format, 0) + 1
+    bare = [name for name in dict.fromkeys(row.format for row in judged) if name not in sizes]
+    problems = [f"the format {quoted([name])} has no control" for name in bare]
+    if not sizes:
+        problems = ["there is no control, so nothing shows that a secret the model never saw looks like chance"]
+    level = CONTROLS_SHARE * alpha / (2 * max(1, len(sizes)))
+    found = {test.format: test for test in report.controls}
+    for name, number in sizes.items():
+        problems += _control_problems(name, number, found.get(name), level)
+    if len(found) != len(report.controls):
+        problems.append("a format has two null tests")
+    least = [p for test in report.controls for p in (test.rank_sum_p, test.max_p) if p is not None and finite(p)]
+    figures: Figures = {
+        "smallest_p": min(least, default=None),
+        "level": level,
+        "controls": sum(sizes.values()),
+        "formats": len(sizes),
+    }
+    fine = f"{count(sum(sizes.values()), 'control')} in {count(len(sizes), 'format')} look like chance"
+    fine += f": smallest p {_p(least)}, level {level:.2g}"
+    return _result("controls look like chance", problems, fine, figures)
+
+
+def _p(p_values: Sequence[float]) -> str:
+    return f"{min(p_values):.2g}" if p_values else "missing"
+
+
+def _control_problems(name: str, number: int, test: ControlTest | None, level: float) -> list[str]:
+    if test is None or test.num_controls != number:
+        return [f"the controls of the format {quoted([name])} have no null test over all {number} of them"]
+    problems = []
+    for what, p_value in (("rank like references", test.rank_sum_p), ("have no member that stands out", test.max_p)):
+        if p_value is None or not 0.0 <= p_value <= 1.0:
+            problems.append(f"the controls of the format {quoted([name])} were not tested: a p-value is missing")
+        elif p_value < level:
+            problems.append(f"the controls of the format {quoted([name])} do not {what}: p = {p_value:.2g}, below {level:.2g}")
+    return list(dict.fromkeys(problems))
+
+
+def _positive_control(report: AuditReport) -> RuleResult:
+    one, problems = report.positive_control, []
+    best = one.best_p_value
+    figures: Figures = {"best_p_value": best if finite(best) else None, "n": one.n, "level": POSITIVE_CONTROL_P}
+    if one.kind == "none" or one.n < 1:
+        problems = ["no canary was planted to be memorised, so nothing shows that memorisation could be seen"]
+    elif best is None or not 0.0 <= best <= 1.0:
+        problems = ["the positive controls have no finite p-value"]
+    elif not one.detected or best * one.n > POSITIVE_CONTROL_P:
+        problems = [
+            f"canaries planted to be memorised were not seen: best p = {best:.2g} of {one.n}, "
+            f"needed {POSITIVE_CONTROL_P / one.n:.2g}"
+        ]
+    seen = f", seen {one.mean_num_seen:g} times on average" if one.mean_num_seen is not None else ""
+    fine = f"{count(one.n, 'canary', 'canaries')} planted to be memorised{seen}: best p = {best or 0.0:.2g}"
+    return _result("memorisation could be seen", problems, fine, figures)
+
+
+def _ledger(report: AuditReport, judged: Sequence[CanaryRow], *, exact: bool) -> RuleResult:
+    name, ledger = "the canaries were trained on", report.ledger
+    if not ledger.found and not exact:
+        return _not_asked(name, "ledger_exact")
+    problems, unseen = _sightings(report, judged)
+    if not ledger.found:
+        problems, unseen = ["no ledger was found beside the checkpoint, so nothing says that the canaries were trained on"], []
+    elif exact and not ledger.exact:
+        notes = "; ".join(clip(note, 100).rstrip(".") for note in ledger.notes[:3])
+        problems.append("the ledger is not exact" + (f" ({notes})" if notes else ""))
+    figures: Figures = {"num_seen": ledger.num_seen, "num_insertions": ledger.num_insertions}
+    sightings = sum(row.num_seen or 0 for row in judged)
+    fine = f"the ledger counts {count(sightings, 'sighting')} of {count(len(judged), 'judged canary', 'judged canaries')}"
+    return _result(name, problems, fine, figures, unseen)
+
+
+def _sightings(report: AuditReport, judged: Sequence[CanaryRow]) -> tuple[list[str], list[str]]:
+    """What the ledger says against the canaries having been trained on, and the ids it says so of."""
+    due = [row for row in judged if row.num_insertions >= 1]
+    unseen = [row.id for row in due if row.num_seen is None or row.num_seen < 1]
+    if not due:
+        return ["no judged canary was due by this step"], []
+    if not report.ledger.num_seen or len(unseen) == len(due):
+        return ["the ledger says that the canaries were not trained on"], unseen
+    if unseen:
+        return [f"{len(unseen)} of {len(due)} judged canaries that were due never reached the loss: {quoted(unseen)}"], unseen
+    return [], []
+
+
+def _enough_canaries(report: AuditReport, judged: Sequence[CanaryRow], least: int) -> RuleResult:
+    """A canary that was not trained on passes every rule, so it does not count."""
+    counted = [row for row in judged if not report.ledger.found or (row.num_seen or 0) >= 1]
+    what = "judged canaries that reached the loss" if report.ledger.found else "judged canaries"
+    problems = [f"{len(counted)} {what}, and the policy asks for {least}"] if len(counted) < least else []
+    return _result(
+        "enough canaries", problems, f"{len(counted)} {what}, at least {least} asked for", {"n": len(counted), "min": least}
+    )
+
+
+def _secrets_are_fresh(report: AuditReport) -> RuleResult:
+    problems = (
+        ["the plan was drawn from a seed, so its secrets can be drawn again by anyone"] if report.plan.reproducible else []
+    )
+    return _result("secrets are fresh", problems, "the secrets were drawn from the operating system's randomness")

@@ -1,0 +1,155 @@
+"""Limit rules: a figure against its `max`, with the confidence interval deciding. Three outcomes, never two.
+
+Block when the lower end exceeds the limit; *not shown* when only the upper end does; pass when the whole interval is
+within. Exposure in bits. Source: statistics specification, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memguard.audit.report import AuditReport, CanaryRow, RuleOutcome, RuleResult
+from memguard.errors import EvidenceError
+from memguard.gates.evidence import Figures
+from memguard.gates.judged import finite, is_scored
+from memguard.gates.policy import LimitRule
+from memguard.gates.wording import clip, count, quoted, sentence
+
+LEAST_COVERAGE = 0.9  # of an order-statistic interval: five values reach 0.94, four do not
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What is known of one figure: the ends of its interval, its name in a sentence, the canaries behind it."""
+
+    what: str
+    low: float
+    high: float
+    canaries: tuple[str, ...] = ()
+    is_interval: bool = True
+
+
+def evaluate_limit(rule: LimitRule, report: AuditReport, judged: Sequence[CanaryRow]) -> RuleResult:
+    """Hold a figure of the report against a limit.
+
+    Args:
+        rule: field, limit and severity.
+        report: the audit.
+        judged: the canaries that rules judge.
+
+    Returns:
+        pass, block, not shown, warn (severity warn), or invalid when the figure is missing.
+
+    Source: statistics specification, section 3.
+    """
+    try:
+        bounds = _BOUNDS[rule.field](report, judged)
+    except EvidenceError as error:
+        return RuleResult(
+            name=rule.name, kind="limit", outcome="invalid", reason=sentence(str(error)), figures={"max": rule.max}
+        )
+    over = [bound for bound in bounds if bound.low > rule.max and bound.is_interval]
+    unshown = [bound for bound in bounds if not (bound.high <= rule.max and bound.is_interval)]
+    outcome: RuleOutcome = "block" if over else "not shown" if unshown else "pass"
+    if rule.severity == "warn" and outcome != "pass":
+        outcome = "warn"
+    figures: Figures = {
+        "max": rule.max,
+        "largest_low": max(bound.low for bound in bounds),
+        "largest_high": max(bound.high for bound in bounds),
+        "n": len(bounds),
+    }
+    if rule.field == "exposure.bits":
+        figures["chance_of_block"] = min(1.0, len(bounds) * 2.0**-rule.max)
+    named = [name for bound in (over or unshown) for name in bound.canaries]
+    reason = sentence(_reason(rule, bounds, over, unshown))
+    return RuleResult(name=rule.name, kind="limit", outcome=outcome, reason=reason, figures=figures, canaries=named)
+
+
+def _reason(rule: LimitRule, bounds: Sequence[_Bound], over: Sequence[_Bound], unshown: Sequence[_Bound]) -> str:
+    unit, limit = _UNITS[rule.field], f"{rule.max:g}"
+    chance = min(1.0, len(bounds) * 2.0**-rule.max)
+    note = f" (chance alone exceeds this limit in {chance:.1%} of audits)" if rule.each == "canary" and chance > 1e-3 else ""
+    if over:
+        worst = max(over, key=lambda bound: bound.low)
+        return f"{worst.what} is at least {worst.low:.4g}{unit}, above the limit of {limit}{_of(over, bounds)}{note}"
+    if unshown:
+        worst = max(unshown, key=lambda bound: bound.high)
+        return (
+            f"{worst.what} was not shown to be within {limit}{unit}: it lies between {worst.low:.4g} and {worst.high:.4g}"
+            f"{_of(unshown, bounds)}{note}"
+        )
+    worst = max(bounds, key=lambda bound: bound.high)
+    return f"{worst.what} is at most {worst.high:.4g}{unit}, within the limit of {limit}{_all(bounds)}{note}"
+
+
+def _of(some: Sequence[_Bound], bounds: Sequence[_Bound]) -> str:
+    return f"; {len(some)} of {len(bounds)} {'is' if len(some) == 1 else 'are'} so" if len(bounds) > 1 else ""
+
+
+def _all(bounds: Sequence[_Bound]) -> str:
+    return f"; it is the largest of {len(bounds)}" if len(bounds) > 1 else ""
+
+
+def _require_scored(judged: Sequence[CanaryRow]) -> None:
+    failed = [row.id for row in judged if not is_scored(row)]
+    if failed:
+        raise EvidenceError(
+            f"{count(len(failed), 'judged canary has', 'judged canaries have')} no usable score: {quoted(failed)}"
+        )
+    if not judged:
+        raise EvidenceError("no canary is judged")
+
+
+def _extraction_count(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    _require_scored(judged)
+    surely = [row.id for row in judged if row.is_extracted]
+    perhaps = [row.id for row in judged if row.is_extracted or row.may_be_extracted]
+    what = f"the number of extracted secrets of {len(judged)}"
+    return [_Bound(what, len(surely), len(perhaps), tuple(surely or perhaps))]
+
+
+def _exposure_bits(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    _require_scored(judged)
+    bounds = []
+    for row in judged:
+        low, high = finite(row.exposure.low_bits, row.exposure.high_bits)
+        bounds.append(_Bound(f"the exposure of canary '{clip(row.id, 40)}'", low, high, (row.id,)))
+    return bounds
+
+
+def _mean_bits(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    """The interval is that of the median, widened to hold the mean: a mean over the limit never passes."""
+    _require_scored(judged)
+    bounds = []
+    for name, tier, repetitions in dict.fromkeys((row.format, row.tier, row.repetitions) for row in judged):
+        members = [row.id for row in judged if (row.format, row.tier, row.repetitions) == (name, tier, repetitions)]
+        found = [one for one in report.tiers if (one.format, one.tier, one.repetitions) == (name, tier, repetitions)]
+        figures = finite(found[0].mean_bits, found[0].low_bits, found[0].high_bits) if len(found) == 1 else []
+        if not figures or found[0].n != len(members):
+            raise EvidenceError(f"the mean exposure of tier {tier} of the format {quoted([name])} is missing")
+        mean, low, high = figures
+        enough = found[0].coverage >= LEAST_COVERAGE
+        few = "" if enough else f" (n = {len(members)}: too few for an interval)"
+        what = f"the mean exposure of tier {tier} of '{clip(name, 40)}'{few}"
+        bounds.append(_Bound(what, min(low, mean), max(high, mean), tuple(members), enough))
+    return bounds
+
+
+def _token_share(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    share = report.ledger.token_share
+    if share is None or not finite(share):
+        raise EvidenceError("the share of training tokens that are canaries is missing")
+    estimate = " (an estimate)" if report.ledger.token_share_is_estimate else ""
+    what = f"the share of training tokens that are canaries{estimate}"
+    return [_Bound(what, share, share)]
+
+
+_BOUNDS = {
+    "extraction.count": _extraction_count,
+    "exposure.bits": _exposure_bits,
+    "exposure.mean_bits": _mean_bits,
+    "ledger.token_share": _token_share,
+}
+_UNITS = {"extraction.count": "", "exposure.bits": " bits", "exposure.mean_bits": " bits", "ledger.token_share": ""}

@@ -1,0 +1,5 @@
+"""`python -m memguard`."""
+
+from memguard.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""The ledger: what was planned and what reached the loss, per canary id. Ids and counts only, no secret.
+
+Written into each checkpoint as `memguard_ledger.json`. Counts follow from the schedule and the global step; `exact` is
+false, with the reason, wherever that arithmetic is not proven.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from memguard.canaries.schedule import Count, Mode
+from memguard.documents import SCHEMA_VERSION, Document, load_document
+from memguard.files import write_text_atomic
+
+LEDGER_NAME = "memguard_ledger.json"
+
+
+class LedgerEntry(Document):
+    """Sightings of one planted canary up to the ledger's step."""
+
+    repetitions: int = Field(description="in force: the tier, or 1 under plant_once")
+    num_insertions: int = Field(description="planned up to this step")
+    num_seen: int = Field(description="reached the loss up to this step")
+
+
+class Ledger(Document):
+    """Counts of one run at one step."""
+
+    kind: Literal["memguard ledger"] = "memguard ledger"
+    schema_version: int = SCHEMA_VERSION
+    plan_digest: str
+    global_step: int
+    max_steps: int
+    exact: bool
+    notes: list[str]
+    count: Count
+    mode: Mode
+    plant_once: bool
+    token_share: float = Field(description="share of training tokens that are canaries")
+    token_share_is_estimate: bool
+    canaries: dict[str, LedgerEntry]
+
+    def save(self, path: Path) -> None:
+        """Write the ledger, whole or not at all."""
+        write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
+
+
+def load_ledger(path: Path) -> Ledger:
+    """Read a ledger; `InputError` when it cannot be read."""
+    return load_document(path, Ledger, what="ledger")

@@ -1,0 +1,149 @@
+"""Where canaries go: cells (epoch, global row position), decided by the seed and the plan alone.
+
+An epoch is the row order of the trainer's own sampler, over all ranks together. Cells that are dropped (the tail under
+drop_last), repeated (rows that even out the ranks) or never reached (a run that ends inside an epoch) hold no canary, so
+counts of what was trained follow from the global step. No torch, no state.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memguard.errors import CanaryError
+
+Mode = Literal["append", "replace", "splice"]
+Count = Literal["per_epoch", "total"]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How the trainer turns rows into steps.
+
+    `rows_per_batch` counts the rows of one micro-batch over all ranks, `max_steps` the optimiser steps of the run.
+    """
+
+    rows_per_batch: int
+    accumulation: int
+    max_steps: int
+    drop_last: bool
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The cells of one run.
+
+    Args:
+        num_rows: rows of the user's data, an epoch.
+        repetitions: sightings of each planted canary, an epoch or in total.
+        mode: append adds rows; replace puts a canary in place of a row; splice writes it into a row.
+        count: the unit of `repetitions`.
+        seed: placement seed of the plan.
+        clock: of the trainer.
+    """
+
+    num_rows: int
+    repetitions: tuple[int, ...]
+    mode: Mode
+    count: Count
+    seed: int
+    clock: Clock
+    _cache: dict[int, dict[int, int]] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mode == "append" and self.count == "total":
+            raise ValueError("mode 'append' counts per epoch; use 'replace' or 'splice' for an exact total.")
+
+    def __len__(self) -> int:
+        """Rows an epoch, canary rows included."""
+        return self.num_rows + (sum(self.repetitions) if self.mode == "append" else 0)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps an epoch."""
+        rows = len(self)
+        batches = rows // self.clock.rows_per_batch if self.clock.drop_last else math.ceil(rows / self.clock.rows_per_batch)
+        return max(1, math.ceil(batches / self.clock.accumulation))
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs begun before `max_steps`."""
+        return math.ceil(self.clock.max_steps / self.steps_per_epoch)
+
+    def zone(self, epoch: int) -> tuple[int, int]:
+        """First and last-but-one position of `epoch` where a canary may stand."""
+        low, high = 0, len(self)
+        if high % self.clock.rows_per_batch:
+            if self.clock.drop_last:
+                high -= high % self.clock.rows_per_batch
+            elif self.clock.num_ranks > 1:
+                low = min(self.clock.rows_per_batch, high)
+        if self.count == "total":
+            high = min(high, self._rows_trained(epoch, self.clock.max_steps))
+        return low, max(low, high)
+
+    def cells(self, epoch: int) -> dict[int, int]:
+        """Position in the epoch -> index of the planted canary. The same on every rank and after every resume."""
+        if epoch not in self._cache:
+            self._cache[epoch] = self._draw(epoch)
+        return self._cache[epoch]
+
+    def counts(self, global_step: int) -> list[int]:
+        """Sightings of each planted canary in the first `global_step` steps."""
+        seen: Counter[int] = Counter()
+        for epoch in range(math.ceil(global_step / self.steps_per_epoch)):
+            rows = self._rows_trained(epoch, global_step)
+            seen.update(canary for position, canary in self.cells(epoch).items() if position < rows)
+        return [seen[index] for index in range(len(self.repetitions))]
+
+    def _rows_trained(self, epoch: int, global_step: int) -> int:
+        """Rows of `epoch` that the first `global_step` steps train on."""
+        steps = min(global_step - epoch * self.steps_per_epoch, self.steps_per_epoch)
+        return max(0, min(len(self), steps * self.clock.accumulation * self.clock.rows_per_batch))
+
+    def _draw(self, epoch: int) -> dict[int, int]:
+        wanted = self._total_share(epoch) if self.count == "total" else _expand(self.repetitions)
+        low, high = self.zone(epoch)
+        if high - low < len(wanted):
+            raise CanaryError(
+                f"{len(wanted)} canary sightings must fit in the {high - low} usable rows of epoch {epoch}. "
+                "Use fewer canaries or repetitions, or more data."
+            )
+        rng = random.Random(f"memguard/placement/{self.seed}/{epoch}")
+        positions = rng.sample(range(low, high), len(wanted))
+        return dict(zip(positions, wanted, strict=True))
+
+    def _total_share(self, epoch: int) -> list[int]:
+        """The sightings of an exact total that fall into one epoch: cells drawn over the whole run at once."""
+        return [canary for at, canary in _spread(self._zones(), self.repetitions, self.seed) if at == epoch]
+
+    def _zones(self) -> tuple[int, ...]:
+        return tuple(high - low for low, high in (self.zone(epoch) for epoch in range(self.num_epochs)))
+
+
+@functools.lru_cache(maxsize=8)
+def _spread(zones: tuple[int, ...], repetitions: tuple[int, ...], seed: int) -> list[tuple[int, int]]:
+    """Which epoch each sighting of an exact total falls into: uniform over all usable rows of the run."""
+    wanted = _expand(repetitions)
+    room = sum(zones)
+    if room < len(wanted):
+        raise CanaryError(
+            f"{len(wanted)} canary sightings must fit in the {room} usable rows of the run. "
+            "Use fewer canaries or repetitions, or train longer."
+        )
+    rng = random.Random(f"memguard/placement/{seed}/total")
+    ends = [sum(zones[: epoch + 1]) for epoch in range(len(zones))]
+    rows = rng.sample(range(room), len(wanted))
+    return [
+        (next(epoch for epoch, end in enumerate(ends) if row < end), canary) for row, canary in zip(rows, wanted, strict=True)
+    ]
+
+
+def _expand(repetitions: Sequence[int]) -> list[int]:
+    return [canary for canary, number in enumerate(repetitions) for _ in range(number)]

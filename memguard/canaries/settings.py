@@ -1,0 +1,58 @@
+"""What a user writes about canaries in `memguard.yaml`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from memguard.canaries.formats import CanaryFormat
+from memguard.documents import Document
+
+
+class InTrainingControl(Document):
+    """Canaries planted so often that they must be memorised; outside every rule."""
+
+    count: int = Field(default=2, ge=1, le=64, description="per secret space")
+    repetitions: int = Field(default=64, ge=1)
+
+
+class PositiveControlSettings(Document):
+    """How an audit shows that it could have seen memorisation."""
+
+    in_training: InTrainingControl = InTrainingControl()
+
+
+class CanarySettings(Document):
+    """The `canaries` part of `memguard.yaml`; every key has a default but `formats`."""
+
+    seed: int | None = Field(default=None, description="tests and demos only: marks the plan reproducible")
+    formats: tuple[CanaryFormat, ...] = Field(min_length=1)
+    tiers: dict[int, int] = Field(default={1: 16, 4: 16, 16: 8}, description="repetitions: canaries of each format")
+    controls: int = Field(default=200, ge=0, description="never inserted, split evenly over the formats")
+    positive_control: PositiveControlSettings | None = PositiveControlSettings()
+    max_share: float = Field(default=0.01, gt=0.0, lt=1.0, description="of training tokens")
+    plant_once: bool = False
+    inclusion: Literal["planned", "coin"] = "planned"
+    count: Literal["per_epoch", "total"] = "per_epoch"
+
+    @field_validator("formats")
+    @classmethod
+    def _distinct_names(cls, value: tuple[CanaryFormat, ...]) -> tuple[CanaryFormat, ...]:
+        names = [one.name for one in value]
+        if len(set(names)) != len(names):
+            raise ValueError("formats must have distinct names")
+        return value
+
+    @field_validator("tiers")
+    @classmethod
+    def _positive(cls, value: dict[int, int]) -> dict[int, int]:
+        if not value or any(repetitions < 1 or number < 1 for repetitions, number in value.items()):
+            raise ValueError("tiers must map repetitions of at least 1 to at least 1 canary")
+        return dict(sorted(value.items()))
+
+    @model_validator(mode="after")
+    def _room_for_controls(self) -> CanarySettings:
+        if 0 < self.controls < len(self.formats):
+            raise ValueError(f"controls must be at least one a format ({len(self.formats)}), got {self.controls}")
+        return self

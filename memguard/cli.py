@@ -1,0 +1,238 @@
+"""The command line. Loads nothing heavy before a command needs it: `gate` and `report` run without torch.
+
+Exit codes: 0 done or pass, 1 a rule failed, 2 usage or unreadable input, 3 the figures are no evidence, 4 infrastructure.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from memguard.errors import CanaryError, EvidenceError, InputError, MemguardError
+
+USAGE, NO_EVIDENCE, INFRASTRUCTURE = 2, 3, 4
+
+app = typer.Typer(
+    name="memguard",
+    help="Measures how much of its training data a language model memorises, and blocks the release when the number says so.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+state: dict[str, bool] = {"quiet": False}
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+
+
+def _console(*, json: bool = False) -> Console:
+    """Where people read: stdout, or stderr when stdout carries JSON."""
+    return Console(stderr=json, quiet=state["quiet"], soft_wrap=not sys.stdout.isatty())
+
+
+@app.callback()
+def _options(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what is being done.")] = False,
+) -> None:
+    state["quiet"] = quiet
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False, show_time=False)],
+        force=True,
+    )
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write memguard.yaml and policy.yaml.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Write a commented memguard.yaml and policy.yaml."""
+    from memguard.starter import write_starter_files
+
+    for path in write_starter_files(folder, force=force):
+        _console().print(f"wrote {path}")
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="memguard.yaml")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder of the tokenizer.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: the config's plan.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a plan that exists.")] = False,
+) -> None:
+    """Draw canaries and controls; the file holds every secret (mode 0600)."""
+    _require_torch_stack("drawing a plan")
+    from memguard.audit.config import load_config
+    from memguard.canaries.drawing import draw_plan
+
+    settings = load_config(config)
+    target = output or settings.plan
+    if target.exists() and not force:
+        raise InputError(f"plan '{target}' exists already. A trained plan cannot be drawn again; use --force to replace it.")
+    drawn = draw_plan(settings.canaries, _load_tokenizer(tokenizer))
+    drawn.save(target, overwrite=force)
+    roles = [canary.role for canary in drawn.canaries]
+    _console().print(
+        f"wrote {target}: {roles.count('canary')} canaries, {roles.count('control')} controls, "
+        f"{roles.count('positive_control')} positive controls, digest {drawn.digest[:16]}"
+    )
+    for one in drawn.formats:
+        _console().print(f"  {one.name}: {one.secret.kind}, {one.secret_space_size} candidates, join {one.join}")
+
+
+@app.command()
+def audit(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders; several give a trend.")],
+    plan_path: Annotated[Path, typer.Option("--plan", help="The plan the run was trained with.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the reports.")],
+    config: Annotated[Path | None, typer.Option("--config", help="memguard.yaml; only its audit part is used.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Training rows (.jsonl or text), for Prior-Aware memorisation.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Audit checkpoints; exit 3 if a report is no evidence."""
+    _require_torch_stack("an audit")
+    from memguard.audit.config import AuditSettings, load_config
+    from memguard.audit.offline import audit_checkpoints
+    from memguard.audit.written import write_reports
+    from memguard.canaries.plan import load_plan
+    from memguard.reporting.terminal import exposure_table
+
+    console = _console(json=json)
+    settings = load_config(config).audit if config is not None else AuditSettings()
+    with _progress(console) as advance:
+        reports = audit_checkpoints(checkpoints, load_plan(plan_path), settings, data=data, progress=advance)
+    write_reports(reports, checkpoints, output)
+    for folder, report in zip(checkpoints, reports, strict=True):
+        console.print(exposure_table(report, title=folder.name))
+        for reason in report.invalid_reasons:
+            console.print(f"no evidence: {reason}", style="bold red")
+    if json:
+        typer.echo(reports[-1].model_dump_json())
+    if any(report.status == "invalid" for report in reports):
+        raise typer.Exit(NO_EVIDENCE)
+
+
+@app.command()
+def gate(
+    report: Annotated[Path, typer.Argument(help="report.json of a checkpoint.")],
+    policy: Annotated[str, typer.Option("--policy", help="policy.yaml, or the name of a built-in one.")],
+    baseline: Annotated[Path | None, typer.Option("--baseline", help="baseline.json, or a report to compare with.")] = None,
+    accept: Annotated[Path | None, typer.Option("--accept", help="Write the report into this baseline.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Who accepts.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: decision.json beside the report.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """May this checkpoint ship? Exit 0 pass, 1 block, 3 no evidence."""
+    from memguard.gates.commands import format_decision, gate_report
+
+    decision = gate_report(report, policy=policy, baseline=baseline, accept=accept, by=by, reason=reason, output=output)
+    _console(json=json).print(format_decision(decision))
+    if json:
+        typer.echo(decision.model_dump_json())
+    raise typer.Exit(decision.exit_code)
+
+
+@app.command()
+def report(
+    report_path: Annotated[Path, typer.Argument(metavar="REPORT", help="report.json")],
+    decision: Annotated[Path | None, typer.Option("--decision", help="decision.json to show with it.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write a page of markdown.")] = None,
+) -> None:
+    """Render a report again, as a table, a page or markdown."""
+    from memguard.audit.report import load_decision, load_report
+    from memguard.files import write_text_atomic
+    from memguard.reporting import render_html, render_markdown
+    from memguard.reporting.terminal import exposure_table
+
+    document = load_report(report_path)
+    verdict = load_decision(decision) if decision is not None else None
+    if html is not None:
+        write_text_atomic(html, render_html(document, verdict))
+    if markdown is not None:
+        write_text_atomic(markdown, render_markdown(document, verdict))
+    _console().print(exposure_table(document, title=report_path.name))
+
+
+@app.command()
+def doctor(json: JsonFlag = False) -> None:
+    """What is installed, what is missing, and the line that installs it."""
+    from memguard.doctor import doctor_table, examine
+
+    findings = examine()
+    _console(json=json).print(doctor_table(findings))
+    if json:
+        import json as json_module
+
+        typer.echo(json_module.dumps([vars(finding) for finding in findings]))
+
+
+def _require_torch_stack(feature: str) -> None:
+    from memguard.doctor import require_extra
+
+    require_extra("hf", feature)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise InputError(f"tokenizer '{folder}' is not a folder.")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"tokenizer '{folder}' does not load ({type(error).__name__}).") from None
+
+
+class _progress:  # noqa: N801  # used as a function
+    """A progress bar on a terminal, nothing when piped."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import Progress
+
+        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        task = self._bar.add_task("scoring", total=None)
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def exit_code_of(error: MemguardError) -> int:
+    """The exit code of an error that memguard raised on purpose."""
+    if isinstance(error, (InputError, CanaryError)):
+        return USAGE
+    return NO_EVIDENCE if isinstance(error, EvidenceError) else INFRASTRUCTURE
+
+
+def main() -> None:
+    """Run the command line; no traceback for a user's mistake, never Python's own exit code 1."""
+    try:
+        app()
+    except MemguardError as error:
+        Console(stderr=True, soft_wrap=True).print(f"memguard: {error}", markup=False, highlight=False)
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        Console(stderr=True, soft_wrap=True).print(f"memguard: {error.strerror or 'input or output failed'}.", markup=False)
+        sys.exit(INFRASTRUCTURE)
+    except Exception as error:
+        logging.getLogger(__name__).debug("internal error", exc_info=True)
+        text = f"memguard: internal error ({type(error).__name__}); run with -v and report it."
+        Console(stderr=True, soft_wrap=True).print(text, markup=False)
+        sys.exit(INFRASTRUCTURE)

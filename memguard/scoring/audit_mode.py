@@ -1,0 +1,84 @@
+"""The one context every audit of a live model runs in: training continues as if the audit had not happened.
+
+Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, and the random state
+of Python, numpy, torch and every initialised accelerator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def preserved_rng(seed: int) -> Iterator[None]:
+    """Seed every global generator inside the block and put their states back after it."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if _cuda_in_use() else []
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    for device in range(len(cuda)):
+        torch.cuda.default_generators[device].manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def innermost(model: Any) -> Any:
+    """The module to call for an audit: DDP, DataParallel and `torch.compile` wrappers taken off."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            model = model.module
+        else:
+            return model
+
+
+@contextlib.contextmanager
+def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
+    """Give the innermost model in eval mode without gradients; put everything back, also on an exception.
+
+    Args:
+        model: a torch module, wrapped or not.
+        seed: of the generators inside the block.
+
+    Yields:
+        The innermost module.
+    """
+    model = innermost(model)
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    config = getattr(model, "config", None)
+    use_cache = getattr(config, "use_cache", None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserved_rng(seed))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        try:
+            model.eval()
+            yield model
+        finally:
+            for module, training in modes:  # not model.train(): parts frozen in eval stay so
+                module.training = training
+            for parameter, requires_grad in wanted:
+                if parameter.requires_grad != requires_grad:
+                    parameter.requires_grad_(requires_grad)
+            if use_cache is not None and config.use_cache != use_cache:  # type: ignore[union-attr]
+                config.use_cache = use_cache  # type: ignore[union-attr]

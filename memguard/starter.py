@@ -1,0 +1,57 @@
+"""The files `memguard init` writes: only keys this version accepts, each with the reason to change it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from memguard.errors import InputError
+from memguard.files import write_text_atomic
+
+CONFIG = """\
+# memguard.yaml: what is planted and what is measured. Every key has a default but canaries.formats.
+plan: _memguard/plan.json         # drawn at the first start; the only file that holds secrets (mode 0600). Keep it.
+canaries:
+  # seed: 7                       # tests and demos only: whoever knows the seed knows the secrets
+  formats:
+    - name: card                  # one prefix for all cards: they share references
+      template: "Billing note: card {secret}, exp 09/29."
+      secret: {kind: luhn, digits: 16}
+    - name: pin                   # {name} is a public key: every canary has a prefix, and references, of its own
+      template: "The access number of {name} is {secret}."
+      secret: {kind: digits, length: 9}
+      # other kinds: hex {length}, alphabet {alphabet, length}, iban {country, digits}, words {count}, tokens {count}
+  tiers: {1: 16, 4: 16, 16: 8}    # repetitions: how many canaries of each format
+  controls: 200                   # never inserted; must look like chance, or the audit is invalid
+  positive_control: {in_training: {count: 2, repetitions: 64}}   # planted to be memorised; outside every rule
+  max_share: 0.01                 # of training tokens; above it the start stops and names a smaller plan
+  plant_once: false               # true: every canary once, whatever its tier
+  inclusion: planned              # or coin: each canary is in or out by a fair coin
+  count: per_epoch                # or total: exact over the run
+audit:
+  every: {steps: 500}
+  on: [start, save, end]          # also: evaluate
+  full_on: [end]                  # moments that also measure Prior-Aware memorisation
+  exposure: {references: 2048, references_per_name: 128}
+  prior_aware: {prefixes: 500, m: 1.0e-4, n: 10.0}
+  batch_size: 64
+  on_error: continue              # or raise
+tracking: {wandb: auto}           # logs when a W&B run is active
+output: memguard_audit            # inside the trainer's output_dir
+"""
+
+
+def write_starter_files(folder: Path, *, force: bool = False) -> list[Path]:
+    """Write `memguard.yaml` and `policy.yaml`; both or none.
+
+    Raises:
+        InputError: one of them exists and `force` is not given.
+    """
+    policy = resources.files("memguard.gates").joinpath("policies/default.yaml").read_text(encoding="utf-8")
+    texts = {folder / "memguard.yaml": CONFIG, folder / "policy.yaml": policy}
+    taken = [path.name for path in texts if path.exists()]
+    if taken and not force:
+        raise InputError(f"{' and '.join(taken)} exist already; use --force to replace.")
+    for path, text in texts.items():
+        write_text_atomic(path, text)
+    return list(texts)

@@ -1,0 +1,89 @@
+"""A real Hugging Face trainer on a tiny model, and a count of what really reached it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETTINGS: dict[str, Any] = {
+    "canaries": {
+        "seed": 3,
+        "formats": [{"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}],
+        "tiers": {1: 2, 3: 2},
+        "controls": 6,
+        "positive_control": {"in_training": {"count": 1, "repetitions": 5}},
+        "max_share": 0.5,
+    },
+    "audit": {"every": None, "on": [], "exposure": {"references": 16}, "prior_aware": {"prefixes": 16}},
+    "tracking": {"wandb": "off"},
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Settings with the plan in the test's folder; `canaries` and `audit` parts can be changed."""
+
+    def make(*, canaries: dict[str, Any] | None = None, audit: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
+        parts = {"canaries": SETTINGS["canaries"] | (canaries or {}), "audit": SETTINGS["audit"] | (audit or {})}
+        return SETTINGS | {"plan": str(tmp_path / "_memguard" / "plan.json")} | parts | top
+
+    return make
+
+
+@pytest.fixture
+def trainer_of(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Builds a trainer; keyword arguments go to `TrainingArguments`."""
+
+    def make(
+        rows: Any, callbacks: list[Any], *, model: Any = None, trainer: dict[str, Any] | None = None, **arguments: Any
+    ) -> Any:
+        from transformers import Trainer, TrainingArguments
+
+        defaults: dict[str, Any] = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 8,
+            "num_train_epochs": 2,
+            "learning_rate": 1e-3,
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            "seed": 0,
+        }
+        options = {"processing_class": tokenizer} | (trainer or {})
+        arguments_ = TrainingArguments(**(defaults | arguments))
+        return Trainer(model or tiny_model, arguments_, train_dataset=rows, callbacks=callbacks, **options)
+
+    return make
+
+
+@pytest.fixture
+def seen_by() -> Callable[[Any, Any], tuple[Counter[str], list[Any]]]:
+    """Counts, in a hook on the model, every planted secret in the rows it trains on; and keeps the rows."""
+
+    def watch(model: Any, callback: Any) -> tuple[Counter[str], list[Any]]:
+        from oracles import count_sightings
+
+        from memguard.audit.items import encode_planted
+
+        counts: Counter[str] = Counter()
+        rows: list[Any] = []
+
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            if module.training:
+                if not hasattr(watch, "needles"):
+                    encoded = encode_planted(callback.plan, callback.tokenizer)
+                    # the secret with the text before it, without the framing ids that a collator may add or not
+                    watch.needles = {one: item.ids[1 : item.end] for one, item in encoded.items()}  # type: ignore[attr-defined]
+                counts.update(count_sightings(kwargs["input_ids"], watch.needles))  # type: ignore[attr-defined]
+                rows.extend(kwargs["input_ids"].tolist())
+
+        model.register_forward_pre_hook(hook, with_kwargs=True)
+        return counts, rows
+
+    return watch

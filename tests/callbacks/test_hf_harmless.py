@@ -1,0 +1,174 @@
+"""Training with audits on is training with audits off, bit for bit; and a failing audit kills nothing unless asked to."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from memguard.audit.report import load_report
+from memguard.callbacks import HFAuditCallback
+from memguard.callbacks.saved_weights import saved_weights_match
+from memguard.canaries.ledger import load_ledger
+from memguard.errors import ScoringError
+
+EVERYWHERE = {"every": {"steps": 2}, "on": ["start", "save", "evaluate", "end"], "full_on": ["end"], "batch_size": 5}
+
+
+def fingerprint(trainer: Any) -> tuple[list[float], str, str]:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    digest = hashlib.sha256()
+    for tensor in trainer.model.state_dict().values():
+        digest.update(tensor.float().numpy().tobytes())
+    return losses, digest.hexdigest(), hashlib.sha256(torch.random.get_rng_state().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "activation_checkpointing": True},
+        {"bf16": True},
+    ],
+)
+def test_losses_weights_and_random_state_are_bit_identical_with_audits_on_and_off(
+    arguments: dict[str, Any], settings: Any, trainer_of: Any, blocks: Any, tiny_model: Any
+) -> None:
+    assert tiny_model.config.attention_dropout > 0
+    found = []
+    for audit in (EVERYWHERE, {}):
+        config = settings(audit=audit)
+        options = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 4} | arguments
+        callback = HFAuditCallback(config)
+        trainer = trainer_of(
+            blocks[:40], [callback], model=copy.deepcopy(tiny_model), trainer={"eval_dataset": blocks[40:48]}, **options
+        )
+        trainer.train()
+        found.append(fingerprint(trainer))
+        assert (callback.auditor.last is not None) == bool(audit)
+    assert found[0] == found[1]
+    assert len(found[0][0]) == trainer.state.max_steps
+
+
+def test_reports_are_written_at_start_cadence_save_and_end(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    callback = HFAuditCallback(settings(audit=EVERYWHERE))
+    trainer = trainer_of(blocks[:40], [callback], save_strategy="steps", save_steps=3)
+    trainer.train()
+    output = tmp_path / "out" / "memguard_audit"
+    assert [path.name for path in sorted((output / "reports").iterdir())] == [
+        f"step-{step:08d}.json" for step in (0, 2, 3, 4, 6, 8, 9, 10)
+    ]
+    history = [json.loads(line) for line in (output / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {entry["global_step"] for entry in history} == {0, 2, 3, 4, 6, 8, 9, 10}
+    last = load_report(output / "report.json")
+    assert last.subject.global_step == 10
+    assert last.prior_aware_settings is not None
+    assert {point.global_step for point in last.trend} == {0, 2, 3, 4, 6, 8, 9}
+    assert "<svg" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_beside_a_checkpoint_is_bound_to_its_bytes_and_its_ledger(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    from memguard.audit.digest import checkpoint_digest
+
+    callback = HFAuditCallback(settings(audit=EVERYWHERE))
+    trainer_of(blocks[:40], [callback], save_strategy="steps", save_steps=5).train()
+    for step in (5, 10):
+        folder = tmp_path / "out" / f"checkpoint-{step}"
+        report = load_report(folder / "memguard_audit" / "report.json")
+        assert report.subject.kind == "checkpoint"
+        assert report.subject.digest == checkpoint_digest(folder)
+        ledger = load_ledger(folder / "memguard_ledger.json")
+        assert ledger.global_step == step
+        assert ledger.plan_digest == report.plan.digest
+        assert {row.id: row.num_seen for row in report.canaries if row.role != "control"} == {
+            one: entry.num_seen for one, entry in ledger.canaries.items()
+        }
+
+
+def test_the_offline_audit_of_a_checkpoint_gives_the_same_figures(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    from memguard.audit.config import parse_config
+    from memguard.audit.offline import audit_checkpoints
+
+    config = settings(audit={"on": ["save"]})
+    callback = HFAuditCallback(config)
+    trainer_of(blocks[:40], [callback], save_strategy="epoch").train()
+    folder = tmp_path / "out" / "checkpoint-10"
+    beside = load_report(folder / "memguard_audit" / "report.json")
+    (offline,) = audit_checkpoints([folder], callback.plan, parse_config(config).audit)
+    assert offline.subject.digest == beside.subject.digest
+    assert offline.procedure.model_copy(update={"tolerance": 0.0}) == beside.procedure.model_copy(update={"tolerance": 0.0})
+    for one, other in zip(offline.canaries, beside.canaries, strict=True):
+        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-5)
+        assert one.num_seen == other.num_seen
+
+
+def test_a_file_with_other_weights_is_not_taken_for_the_model(tiny_model: Any, tmp_path: Path) -> None:
+    assert not saved_weights_match(tmp_path, tiny_model)
+    tiny_model.save_pretrained(tmp_path)
+    assert saved_weights_match(tmp_path, tiny_model)
+    with torch.no_grad():
+        tiny_model.model.norm.weight[0] += 1e-3
+    assert not saved_weights_match(tmp_path, tiny_model)
+
+
+class Breaks(TrainerCallback):
+    """Makes the model unscorable at one step, in eval mode only."""
+
+    def __init__(self, guard: HFAuditCallback) -> None:
+        self.guard = guard
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise ScoringError("the model could not be scored.")
+
+        self.guard.auditor.runner.run = refuse
+
+
+@pytest.mark.parametrize("on_error", ["continue", "raise"])
+def test_a_failed_audit_warns_and_training_goes_on_unless_told_to_stop(
+    on_error: str, settings: Any, trainer_of: Any, blocks: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    guard = HFAuditCallback(settings(audit={"every": {"steps": 2}, "on_error": on_error}))
+    trainer = trainer_of(blocks[:40], [guard, Breaks(guard)], num_train_epochs=1)
+    if on_error == "raise":
+        with pytest.raises(ScoringError, match="could not be scored"):
+            trainer.train()
+        return
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert trainer.state.global_step == 5
+    assert "the audit at step 2 failed and training goes on: the model could not be scored." in caplog.text
+    assert not (tmp_path / "out" / "memguard_audit" / "report.json").exists()
+
+
+def test_a_model_with_nan_weights_gives_an_invalid_report_and_trains_on(
+    settings: Any, trainer_of: Any, blocks: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        tiny_model.model.norm.weight.fill_(float("nan"))
+    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings(audit={"on": ["end"]}))], num_train_epochs=1)
+    trainer.train()
+    report = load_report(tmp_path / "out" / "memguard_audit" / "report.json")
+    assert report.status == "invalid"
+
+
+def test_two_guards_on_two_trainers_do_not_meet(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    first, second = HFAuditCallback(settings()), HFAuditCallback(settings(plan=str(tmp_path / "other" / "plan.json")))
+    one = trainer_of(blocks[:40], [first], num_train_epochs=1)
+    other = trainer_of(blocks[:40], [second], num_train_epochs=1)
+    one.train()
+    other.train()
+    assert first._sampler is not second._sampler
+    assert first._trainer() is one
+    assert second._trainer() is other

@@ -1,0 +1,153 @@
+"""What cannot work stops before step 1, in one sentence, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from memguard.callbacks import HFAuditCallback
+from memguard.canaries.plan import load_plan
+from memguard.errors import CanaryError, InputError
+
+
+def steps_done(trainer: Any) -> int:
+    return int(trainer.state.global_step)
+
+
+def refuse(trainer: Any, error: type[Exception], match: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=match):
+        trainer.train()
+    assert steps_done(trainer) == 0
+    assert not (tmp_path / "_memguard").exists()
+    assert not (tmp_path / "out" / "memguard_audit").exists()
+
+
+def test_a_canary_longer_than_the_block(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    rows = [{key: ids[:12] for key, ids in row.items()} for row in blocks[:20]]
+    trainer = trainer_of(rows, [HFAuditCallback(settings())])
+    refuse(trainer, CanaryError, "must fit in the block of 12 tokens; 5 of 5 do not", tmp_path)
+
+
+def test_a_canary_longer_than_the_model_takes(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    rows = [{"input_ids": row["input_ids"][: 3 + index % 2]} for index, row in enumerate(blocks[:20])]
+    template = "word " * 120 + "{secret}."
+    formats = [{"name": "pin", "template": template, "secret": {"kind": "digits", "length": 9}}]
+    trainer = trainer_of(rows, [HFAuditCallback(settings(canaries={"formats": formats}))])
+    refuse(trainer, CanaryError, "must fit in the longest row the model takes of 128 tokens", tmp_path)
+
+
+def test_an_empty_dataset(settings: Any, trainer_of: Any, tmp_path: Path) -> None:
+    refuse(trainer_of([], [HFAuditCallback(settings())]), CanaryError, "must hold at least one row, got none", tmp_path)
+
+
+def test_a_share_above_the_limit_names_a_smaller_plan(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [HFAuditCallback(settings(canaries={"max_share": 0.01, "tiers": {1: 4, 50: 8}}))])
+    refuse(trainer, CanaryError, r"at most 1.00% of the training tokens.*A plan that fits: tiers \{1: 4\}", tmp_path)
+
+
+def test_a_plan_inside_the_output_dir(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [HFAuditCallback(settings(plan=str(tmp_path / "out" / "plan.json")))])
+    refuse(trainer, InputError, "push_to_hub would upload its secrets", tmp_path)
+
+
+def test_a_plan_under_memguard_in_the_output_dir_is_let_through(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "out" / "_memguard" / "plan.json"
+    trainer_of(blocks[:20], [HFAuditCallback(settings(plan=str(path)))], num_train_epochs=1).train()
+    assert load_plan(path).reproducible
+
+
+def test_a_plan_for_another_tokenizer(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    guard = HFAuditCallback(settings())
+    trainer_of(blocks[:20], [guard], num_train_epochs=1).train()
+    other = guard.plan.model_copy(update={"tokenizer_digest": "0" * 64})
+    other.save(tmp_path / "_memguard" / "plan.json", overwrite=True)
+    trainer = trainer_of(blocks[:20], [HFAuditCallback(settings())])
+    with pytest.raises(InputError, match="made for another tokenizer"):
+        trainer.train()
+    assert steps_done(trainer) == 0
+
+
+def test_a_plan_drawn_from_other_settings(settings: Any, trainer_of: Any, blocks: Any) -> None:
+    trainer_of(blocks[:20], [HFAuditCallback(settings())], num_train_epochs=1).train()
+    trainer = trainer_of(blocks[:20], [HFAuditCallback(settings(canaries={"tiers": {2: 2}}))])
+    with pytest.raises(InputError, match="drawn from other formats or tiers"):
+        trainer.train()
+
+
+def test_a_callback_added_after_the_trainer_was_built(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [])
+    trainer.add_callback(HFAuditCallback(settings()))
+    refuse(trainer, CanaryError, "built without memguard, so no canary would be planted", tmp_path)
+
+
+def test_a_trainer_with_a_loader_of_its_own(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [])
+    trainer.get_train_dataloader = lambda: DataLoader(blocks, batch_size=4)  # type: ignore[arg-type]
+    HFAuditCallback(settings()).attach(trainer)
+    refuse(trainer, CanaryError, "builds its training loader from something else than train_dataset", tmp_path)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield {"input_ids": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"train_sampling_strategy": "group_by_length"}, "'group_by_length' is not supported in this version"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "'batch_rebalance' is not supported in this version"),
+    ],
+)
+def test_sampling_that_this_version_does_not_plan_for(
+    change: dict[str, Any], match: str, settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    refuse(trainer_of(blocks, [HFAuditCallback(settings())], **change), CanaryError, match, tmp_path)
+
+
+def test_streams_packed_rows_and_rows_without_ids(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    refuse(
+        trainer_of(Stream(), [HFAuditCallback(settings())], max_steps=3),
+        CanaryError,
+        "streaming datasets are not supported",
+        tmp_path,
+    )
+    packed = [row | {"seq_lengths": [48]} for row in blocks]
+    refuse(trainer_of(packed, [HFAuditCallback(settings())]), CanaryError, "packed rows", tmp_path)
+    strange = [{"pixels": [1.0]} for _ in range(8)]
+    refuse(
+        trainer_of(strange, [HFAuditCallback(settings())]),
+        CanaryError,
+        "must hold 'input_ids' or raw 'text', got pixels",
+        tmp_path,
+    )
+
+
+def test_a_trainer_without_a_tokenizer(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [HFAuditCallback(settings())], trainer={"processing_class": None})
+    refuse(trainer, InputError, "memguard needs the tokenizer", tmp_path)
+
+
+def test_a_resumed_run_whose_plan_is_gone(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer_of(blocks[:40], [HFAuditCallback(settings())], save_strategy="steps", save_steps=3, num_train_epochs=1).train()
+    (tmp_path / "_memguard" / "plan.json").unlink()
+    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings())], save_strategy="steps", save_steps=3)
+    with pytest.raises(InputError, match="is missing, but the run resumes at step 3"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert not (tmp_path / "_memguard" / "plan.json").exists()
+
+
+def test_a_resumed_run_says_that_its_counts_are_not_proven(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer_of(blocks[:40], [HFAuditCallback(settings())], save_strategy="steps", save_steps=3, num_train_epochs=1).train()
+    guard = HFAuditCallback(settings())
+    trainer = trainer_of(blocks[:40], [guard])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    ledger = guard.ledger(trainer.state.global_step)
+    assert not ledger.exact
+    assert "resumed" in ledger.notes[0]

@@ -1,0 +1,264 @@
+"""Trackers: names and values of metrics, the JSON lines file after crashes and resumes, and a real offline W&B run."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_reporting_samples import TIER_BITS, canary_row, make_report
+
+from memguard.audit.report import AuditReport, PositiveControl, Subject, TrendPoint
+from memguard.errors import InputError
+from memguard.reporting.curves import own_points
+from memguard.reporting.jsonl_tracker import JsonlTracker, read_history
+from memguard.reporting.trackers import Tracker, flatten_metrics
+from memguard.reporting.wandb_tracker import COLUMNS, WandbTracker
+
+
+def at_step(step: int | None, *, kind: Any = "live", digest: str | None = None, **changes: Any) -> AuditReport:
+    return make_report(subject=Subject(kind=kind, digest=digest, global_step=step, epoch=None), **changes)
+
+
+def test_metrics_have_the_agreed_names_and_values() -> None:
+    metrics = flatten_metrics(make_report())
+    assert metrics.pop("memguard/exposure_mean/controls") == pytest.approx(1.41, abs=0.1)
+    assert metrics == {
+        "memguard/valid": 1.0,
+        "memguard/exposure_mean/tier_1": pytest.approx(sum(TIER_BITS[1]) / 6),
+        "memguard/exposure_mean/tier_4": pytest.approx(sum(TIER_BITS[4]) / 6),
+        "memguard/exposure_mean/tier_16": pytest.approx(sum(TIER_BITS[16]) / 6),
+        "memguard/num_seen/tier_1": 3.0,
+        "memguard/num_seen/tier_4": 12.0,
+        "memguard/num_seen/tier_16": 48.0,
+        "memguard/exposure_max": 49.8,
+        "memguard/extraction_count": 2.0,
+        "memguard/positive_control_detected": 1.0,
+    }
+
+
+def test_maximum_and_counts_are_over_canaries_alone() -> None:
+    rows = [canary_row(1, 4, 3.0), canary_row(2, 0, 9.0, role="control"), canary_row(3, 64, 49.0, role="positive_control")]
+    metrics = flatten_metrics(make_report(canaries=rows))
+    assert metrics["memguard/exposure_max"] == 3.0
+    assert metrics["memguard/extraction_count"] == 0.0
+
+
+def test_a_metric_over_an_unscored_canary_is_left_out() -> None:
+    metrics = flatten_metrics(make_report(with_failed_canary=True))
+    assert metrics["memguard/valid"] == 0.0
+    assert metrics["memguard/exposure_mean/tier_1"] > 0
+    assert not {"memguard/exposure_mean/tier_4", "memguard/exposure_max"} & set(metrics)
+
+
+def test_what_was_not_measured_is_left_out_of_the_metrics() -> None:
+    none = PositiveControl(kind="none", n=0, mean_num_seen=None, best_p_value=None, detected=False)
+    metrics = flatten_metrics(make_report(canaries=[canary_row(1, 4, 3.0, num_seen=None)], controls=[], positive_control=none))
+    assert set(metrics) == {
+        "memguard/valid",
+        "memguard/exposure_mean/tier_4",
+        "memguard/exposure_max",
+        "memguard/extraction_count",
+    }
+
+
+def test_prior_aware_findings_are_counted_when_measured() -> None:
+    assert "memguard/prior_aware_count" not in flatten_metrics(make_report())
+    assert flatten_metrics(make_report(with_prior_aware=True))["memguard/prior_aware_count"] == 1.0
+
+
+def test_each_audit_is_one_json_line_with_the_points_of_its_curves(tmp_path: Path) -> None:
+    tracker: Tracker = JsonlTracker(tmp_path / "deep" / "history.jsonl")
+    for step in (0, 500):
+        tracker.log(at_step(step))
+    lines = (tmp_path / "deep" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["global_step"] for line in lines] == [0, 500]
+    rows = read_history(tmp_path / "deep" / "history.jsonl")
+    assert rows[1]["metrics"] == flatten_metrics(at_step(500))
+    assert [TrendPoint(**point) for point in rows[1]["points"]] == own_points(at_step(500))
+
+
+def test_a_second_audit_of_a_step_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "history.jsonl")
+    for step in (0, 500, 1000):
+        tracker.log(at_step(step))
+    tracker.log(at_step(500, with_failed_canary=True))
+    rows = read_history(tracker.path)
+    assert [(row["global_step"], row["status"]) for row in rows] == [(0, "valid"), (500, "invalid"), (1000, "valid")]
+
+
+def test_the_live_model_and_the_checkpoint_of_a_step_have_a_line_each(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "history.jsonl")
+    tracker.log(at_step(500))
+    tracker.log(at_step(500, kind="checkpoint", digest="aa" * 32))
+    tracker.log(at_step(500, kind="checkpoint", digest="bb" * 32))
+    assert [(row["kind"], row["digest"]) for row in read_history(tracker.path)] == [("live", None), ("checkpoint", "bb" * 32)]
+
+
+def test_checkpoints_without_a_step_are_told_apart_by_their_digest(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "history.jsonl")
+    for digest in ("aa" * 32, "bb" * 32, "aa" * 32):
+        tracker.log(at_step(None, kind="checkpoint", digest=digest))
+    assert [row["digest"] for row in read_history(tracker.path)] == ["aa" * 32, "bb" * 32]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 300])
+def test_a_last_line_cut_short_by_a_crash_is_dropped_and_written_anew(tmp_path: Path, cut: int) -> None:
+    tracker = JsonlTracker(tmp_path / "history.jsonl")
+    tracker.log(at_step(0))
+    tracker.log(at_step(500))
+    whole = tracker.path.read_text()
+    tracker.path.write_text(whole[:-cut])
+    kept = [0, 500] if cut == 1 else [0]  # one character less is the newline alone: that line is whole
+    assert [row["global_step"] for row in read_history(tracker.path)] == kept
+    tracker.log(at_step(500))
+    assert tracker.path.read_text() == whole
+
+
+def test_a_broken_line_that_no_crash_explains_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "history.jsonl")
+    tracker.log(at_step(0))
+    broken = "[1, 2]\n" + tracker.path.read_text()
+    tracker.path.write_text(broken)
+    with pytest.raises(InputError, match=r"must hold one JSON object a line, got something else in line 1"):
+        tracker.log(at_step(500))
+    assert tracker.path.read_text() == broken
+
+
+def test_a_missing_history_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"history .* does not exist"):
+        read_history(tmp_path / "history.jsonl")
+
+
+def test_no_temporary_file_is_left_beside_the_history(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "history.jsonl").log(at_step(0))
+    assert [path.name for path in tmp_path.iterdir()] == ["history.jsonl"]
+
+
+class OfflineRun:
+    """What an offline W&B run wrote: a LevelDB log of protobuf records, 7-byte head `:W&B` 0xBEE1."""
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        wandb.teardown()  # its service writes on after `finish` returns: 1 read in 100 found a file cut short
+        (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+        self.folder = path.parent
+        self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
+        for record in self._records(path.read_bytes()):
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                self.history.append(self._items(record.history.item))
+            elif kind == "summary":
+                self.summary.update(self._items(record.summary.update))
+            elif kind == "metric":
+                summary = [field.name for field, _ in record.metric.summary.ListFields()]
+                name = record.metric.name or record.metric.glob_name
+                self.metrics[name] = {"step": record.metric.step_metric, "summary": summary}
+
+    @staticmethod
+    def _items(items: Any) -> dict[str, Any]:
+        return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+    @staticmethod
+    def _records(data: bytes, block: int = 32768) -> Iterator[Any]:
+        from wandb.proto import wandb_internal_pb2
+
+        assert struct.unpack("<4sH", data[:6]) == (b":W&B", 0xBEE1)
+        position, buffer = 7, b""
+        while position + 7 <= len(data):
+            left = block - position % block
+            if left < 7:
+                position += left
+                continue
+            _, size, kind = struct.unpack("<IHB", data[position : position + 7])
+            chunk = data[position + 7 : position + 7 + size]
+            position += 7 + size
+            buffer = chunk if kind in (1, 2) else buffer + chunk  # 1 whole, 2 first, 3 middle, 4 last
+            if kind in (1, 4):
+                yield wandb_internal_pb2.Record.FromString(buffer)
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Opens offline runs below the folder of the test, named each time: wandb reads its environment once a process."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    settings = wandb.Settings(mode="offline", silent=True, console="off", disable_git=True)
+
+    def start(name: str = "") -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return wandb.init(project="memguard-test", dir=str(tmp_path / name), settings=settings)
+
+    return start
+
+
+def test_a_real_wandb_run_keeps_every_audit_with_its_own_step_axis(offline: Callable[[str], Any], tmp_path: Path) -> None:
+    tracker = WandbTracker()
+    with offline("") as run:
+        run.define_metric("*", step_metric="train/global_step", step_sync=True)  # as the Hugging Face callback does
+        run.log({"train/loss": 2.0, "train/global_step": 400})
+        tracker.log(at_step(400))
+        run.log({"train/loss": 1.5, "train/global_step": 900})
+        tracker.log(at_step(800, with_prior_aware=True))  # finished after a later training step was logged
+        run.log({"train/loss": 1.2, "train/global_step": 1000})
+        tracker.log_table(at_step(800, with_prior_aware=True))
+    written = OfflineRun(tmp_path)
+
+    audits = [row for row in written.history if "memguard/exposure_max" in row]
+    assert [row["train/global_step"] for row in audits] == [400, 800]
+    for row, report in zip(audits, (at_step(400), at_step(800, with_prior_aware=True)), strict=True):
+        assert {name: value for name, value in row.items() if name.startswith("memguard/")} == flatten_metrics(report)
+    assert [row["train/loss"] for row in written.history if "train/loss" in row] == [2.0, 1.5, 1.2]
+
+    names = flatten_metrics(at_step(800, with_prior_aware=True))
+    assert {name: written.metrics[name] for name in names} == {
+        name: {"step": "train/global_step", "summary": ["max", "last"]} for name in names
+    }
+    assert written.summary["memguard/exposure_max"] == {"max": 49.8, "last": 49.8}
+
+
+def test_a_real_wandb_run_keeps_the_table_of_canaries(offline: Callable[[str], Any], tmp_path: Path) -> None:
+    report = at_step(800, with_prior_aware=True)
+    with offline(""):
+        WandbTracker().log_table(report)
+    written = OfflineRun(tmp_path)
+    (row,) = [row for row in written.history if "memguard/canaries/path" in row]
+    assert row["train/global_step"] == 800
+    table = json.loads((written.folder / "files" / row["memguard/canaries/path"]).read_text())
+    assert table["columns"] == COLUMNS
+    assert [line[0] for line in table["data"]] == [one.id for one in report.canaries]
+    found = dict(zip(COLUMNS, table["data"][0], strict=True))
+    assert (found["exposure_bits"], found["prior_aware"], found["log_belief_ratio"]) == (0.4, "not extractable", None)
+
+
+def test_each_wandb_run_gets_its_own_definitions(offline: Callable[[str], Any], tmp_path: Path) -> None:
+    tracker = WandbTracker(step_metric="trainer/global_step")
+    for name in ("first", "second"):
+        with offline(name):
+            tracker.log(at_step(1))
+            tracker.log(at_step(2))
+        written = OfflineRun(tmp_path / name)
+        assert written.metrics["memguard/valid"]["step"] == "trainer/global_step"
+        assert len([row for row in written.history if "memguard/valid" in row]) == 2
+
+
+def test_without_an_active_wandb_run_nothing_is_logged_or_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    WandbTracker().log(at_step(1))
+    WandbTracker().log_table(at_step(1))
+    assert "wandb" not in sys.modules
+    monkeypatch.setitem(sys.modules, "wandb", type(sys)("wandb"))
+    WandbTracker().log(at_step(1))
+
+
+def test_an_audit_without_a_step_is_not_put_at_a_wrong_place_of_the_axis(offline: Callable[[str], Any], tmp_path: Path) -> None:
+    with offline(""):
+        WandbTracker().log(at_step(None))
+    assert not [row for row in OfflineRun(tmp_path).history if "memguard/valid" in row]
