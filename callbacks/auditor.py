@@ -6,8 +6,11 @@ Files under the output folder: `history.jsonl` (a line per audit), `report.json`
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +45,18 @@ class Auditor:
 
     def __init__(self, plan: CanaryPlan, tokenizer: Any, config: AuditConfig, *, output: Path, step_metric: str) -> None:
         self.config, self.output = config, output
-        self.runner = AuditRunner(plan, tokenizer, config.audit)
+        self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit)
         self.trackers: list[Tracker] = [JsonlTracker(output / "history.jsonl")]
         if config.tracking.wandb == "auto":
             self.trackers.append(WandbTracker(step_metric=step_metric))
         self.trend: list[TrendPoint] = []
         self.last: AuditReport | None = None
         self.seconds = 0.0
+
+    @functools.cached_property
+    def runner(self) -> AuditRunner:
+        """Made at the first audit, so that a failure to make it is a failed audit, not a failed run."""
+        return self._make_runner()
 
     def audit(
         self,
@@ -74,16 +82,22 @@ class Auditor:
             autocast: autocast dtype in force.
             fresh: measure again though this step was measured (the weights may have been put back to an earlier step's).
         """
+        with self._guarded(f"the audit at step {step}"):
+            return self._audit(model, step, epoch, ledger, prior, checkpoint, autocast, fresh)
+        return None
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Count the time, and let a failure be a warning unless the settings say to raise."""
         began = time.monotonic()
         try:
-            return self._audit(model, step, epoch, ledger, prior, checkpoint, autocast, fresh)
+            yield
         except Exception as error:
             if self.config.audit.on_error == "raise":
                 raise
             # A foreign message could quote what it was given; ours never holds a secret.
             reason = str(error) if isinstance(error, MemguardError) else type(error).__name__
-            logger.warning("the audit at step %d failed and training goes on: %s", step, reason)
-            return None
+            logger.warning("%s failed and training goes on: %s", what, reason)
         finally:
             self.seconds += time.monotonic() - began
 
@@ -132,8 +146,9 @@ class Auditor:
         """The page of the last report, and the table of canaries to the trackers that keep one."""
         if self.last is None:
             return
-        write_text_atomic(self.output / "report.html", render_html(self.last))
-        for tracker in self.trackers:
-            log_table = getattr(tracker, "log_table", None)
-            if log_table is not None:
-                log_table(self.last)
+        with self._guarded("the last page"):
+            write_text_atomic(self.output / "report.html", render_html(self.last))
+            for tracker in self.trackers:
+                log_table = getattr(tracker, "log_table", None)
+                if log_table is not None:
+                    log_table(self.last)

@@ -123,6 +123,11 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         _refuse_unsupported(base, args)
         refuse_uploaded_plan(self.config.plan, Path(args.output_dir))
         self.plan, self._plan_is_new = resolve_plan(self.config.plan, self.config.canaries, tokenizer)
+        if self._plan_is_new and args.world_size > 1:
+            raise InputError(
+                f"plan '{self.config.plan}' must exist before a run of several ranks, or each would draw its own. "
+                "Draw it with `memguard plan`."
+            )
         positions = getattr(getattr(trainer.model, "config", None), "max_position_embeddings", None)
         self.planting = plan_planting(self.plan, self.config.canaries, base, tokenizer, max_positions=positions)
         self._dataset = canary_dataset(self.plan, self.planting, base)

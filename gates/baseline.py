@@ -57,7 +57,10 @@ class Baseline(Document):
     @property
     def notice(self) -> str | None:
         """What a reader should know of this baseline; None when there is nothing."""
-        return None if self.accepted else f"the baseline is {BARE_REPORT}"
+        if self.accepted:
+            return None
+        live = " and measured a live model" if self.newest.report.subject.kind == "live" else ""
+        return f"the baseline is {BARE_REPORT}{live}"
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -208,8 +211,6 @@ def _faults(baseline_report: AuditReport) -> list[str]:
     faults = []
     if baseline_report.status != "valid" or baseline_report.invalid_reasons:
         faults.append("the baseline report is invalid")
-    if baseline_report.subject.kind != "checkpoint":
-        faults.append("the baseline report measured a live model")
     failed = [row.id for row in baseline_report.canaries if row.role == "canary" and not is_scored(row)]
     if failed:
         faults.append(f"the baseline has no usable score for {quoted(failed)}")

@@ -46,7 +46,7 @@ def gate_report(
         attempts: how often this plan met the gate; a strict policy divides alpha by it.
 
     Returns:
-        The decision as it was written. A first release that was accepted keeps exit code 3: it had no baseline.
+        The decision as it was written; that of a first release keeps its exit code 3, since it had no baseline.
 
     Raises:
         InputError: a file, key or argument cannot be used.

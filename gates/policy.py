@@ -27,9 +27,9 @@ from pydantic import (
 
 from memguard.documents import document_digest
 from memguard.errors import InputError
+from memguard.files import read_yaml
 from memguard.gates.policy_errors import describe_policy_error
 from memguard.gates.wording import clip
-from memguard.gates.yaml_files import read_yaml_mapping
 
 POLICY_VERSION = 1
 BUILT_IN = ("default", "strict")
@@ -242,7 +242,7 @@ def load_policy(path: Path | str) -> Policy:
         (False, True)
     """
     file = Path(__file__).parent / "policies" / f"{path}.yaml" if str(path) in BUILT_IN else Path(path)
-    data = read_yaml_mapping(file, what="policy")
+    data = read_yaml(file, what="policy")
     version = data.get("version")
     if isinstance(version, int) and version > POLICY_VERSION:
         raise InputError(

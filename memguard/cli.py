@@ -133,14 +133,16 @@ def gate(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: decision.json beside the report.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """May this checkpoint ship? Exit 0 pass, 1 block, 3 no evidence."""
+    """May this checkpoint ship? Exit 0 pass, 1 block, 3 no evidence. With --accept: 0 when the report was accepted."""
     from memguard.gates.commands import format_decision, gate_report
 
     decision = gate_report(report, policy=policy, baseline=baseline, accept=accept, by=by, reason=reason, output=output)
     _console(json=json).print(format_decision(decision))
     if json:
         typer.echo(decision.model_dump_json())
-    raise typer.Exit(decision.exit_code)
+    if accept is not None:
+        _console(json=json).print(f"accepted into {accept}")
+    raise typer.Exit(0 if accept is not None else decision.exit_code)
 
 
 @app.command()

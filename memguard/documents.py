@@ -48,12 +48,17 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else f" Known: {', '.join(options)}."
 
 
+# Rules of pydantic whose own message repeats what stands in the file.
+TELLING = {"extra_forbidden": "a key that is not known", "union_tag_invalid": "a kind that is not known"}
+
+
 def describe_validation_error(error: ValidationError) -> str:
-    """Name every wrong key of a document with its rule, and never the value (which may be a secret)."""
+    """Name every wrong key of a document with its rule, and never a value or an unknown key (either may be a secret)."""
     parts = []
     for item in error.errors(include_input=False, include_url=False, include_context=False):
-        where = ".".join(str(part) for part in item["loc"]) or "document"
-        parts.append(f"{where}: {item['msg']}")
+        unknown = item["type"] == "extra_forbidden"
+        where = ".".join(str(part) for part in item["loc"][: -1 if unknown else None]) or "document"
+        parts.append(f"{where}: {TELLING.get(item['type'], item['msg'])}")
     return "; ".join(parts)
 
 
@@ -62,16 +67,21 @@ def load_document(path: Path, model: type[DocumentType], *, what: str) -> Docume
     data = read_json(path, what=what)
     if not isinstance(data, dict):
         raise InputError(f"{what} '{path.name}' must be a JSON object, got {type(data).__name__}.")
-    version = data.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    _refuse_newer(data.get("schema_version"), path, what)
+    try:
+        document = model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise InputError(f"{what} '{path.name}' is not readable: {describe_validation_error(error)}.") from None
+    _refuse_newer(getattr(document, "schema_version", None), path, what)  # read from text, such as "2"
+    return document
+
+
+def _refuse_newer(version: object, path: Path, what: str) -> None:
+    if isinstance(version, (int, float)) and version > SCHEMA_VERSION:
         raise InputError(
             f"{what} '{path.name}' has schema version {version}; this memguard reads up to {SCHEMA_VERSION}. "
             "Upgrade memguard to read it."
         )
-    try:
-        return model.model_validate_json(json.dumps(data))
-    except ValidationError as error:
-        raise InputError(f"{what} '{path.name}' is not readable: {describe_validation_error(error)}.") from None
 
 
 def parse_settings(
@@ -106,8 +116,13 @@ def _holds_key(data: Any, path: list[str]) -> bool:
 
 def _explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     parts = []
-    for item in error.errors(include_input=False, include_url=False, include_context=False):
+    items = error.errors(include_input=False, include_url=False, include_context=False)
+    for item in items:
         loc = [str(part) for part in item["loc"]]
+        if item["type"] == "too_short" and any(
+            other["loc"][: len(loc)] == item["loc"] and other is not item for other in items
+        ):
+            continue  # entries that are themselves wrong count as missing
         if item["type"] == "extra_forbidden":
             parts.append(f"unknown key '{'.'.join(loc)}'.{nearest(loc[-1], _keys_beside(model, loc[:-1]))}".rstrip("."))
         else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import yaml
 from memguard.errors import InputError
 
 MAX_BYTES = 512 * 2**20
+MAX_YAML_CHARACTERS = 64 * 2**10
 
 
 def write_text_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -50,6 +53,13 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
@@ -61,45 +71,68 @@ def read_json(path: Path, *, what: str) -> Any:
     """Read strict JSON: no NaN, no infinity, no duplicate keys."""
     text = read_text(path, what=what)
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_refuse_duplicates
+        )
     except (ValueError, RecursionError):
         raise InputError(f"{what} '{path.name}' is not valid JSON.") from None
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML without what a settings file has no use for: tags of other types, aliases, duplicate keys."""
+    """YAML without what a settings file has no need of and attacks are made of: tags, anchors, aliases, duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.MarkedYAMLError(problem="anchors and aliases are not accepted", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem="tags are not accepted", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if any(not isinstance(key, (str, int, float, bool)) for key in keys):
-            raise yaml.YAMLError("keys must be plain")
-        if len(set(keys)) != len(keys):
-            raise yaml.YAMLError("a key is given twice")
-        return super().construct_mapping(node, deep=deep)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
+                raise yaml.MarkedYAMLError(problem="a key must be plain text", problem_mark=key.start_mark)
+            if key.value in seen:
+                problem = f"the key '{key.value[:40]}' is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):  # one number in two spellings, such as 8 and 0x8
+            raise yaml.MarkedYAMLError(problem="a key is given twice", problem_mark=node.start_mark)
+        return mapping
 
 
-# YAML 1.1 reads the keys `on` and `off` as booleans; here only true and false are.
+# YAML 1.1 reads `on` and `off` as booleans, some texts as dates, and 1e-3 as text; a settings file means none of these.
 _PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _PlainLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false)$"), list("tf"))
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
-def read_yaml(path: Path, *, what: str) -> Any:
-    """Read plain YAML: no aliases, no tags, no duplicate keys. A file of settings holds no secret, so its line is named."""
+def read_yaml(path: Path, *, what: str) -> dict[str, Any]:
+    """Read a small file of plain YAML whose top level is a mapping.
+
+    A file of settings holds no secret, so the line and the key that are wrong are named.
+
+    Raises:
+        InputError: missing, larger than 64 KiB, not a mapping, or with tags, anchors, aliases or duplicate keys.
+    """
     text = read_text(path, what=what)
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise InputError(f"{what} '{path.name}' must be at most {MAX_YAML_CHARACTERS // 1024} KiB of text.")
     try:
-        return yaml.load(text, Loader=_PlainLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise InputError(f"{what} '{path.name}' is not readable YAML{where}: {problem}.") from None
-    except RecursionError:
-        raise InputError(f"{what} '{path.name}' is nested too deeply.") from None
+        data = yaml.load(text, Loader=_PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InputError(f"{what} '{path.name}' is not plain YAML: {line}{error.problem or 'not readable'}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise InputError(f"{what} '{path.name}' is not plain YAML.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{what} '{path.name}' must hold keys and values, got {type(data).__name__}.")
+    return data

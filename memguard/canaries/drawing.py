@@ -117,6 +117,12 @@ def _prepare(one: CanaryFormat, encoder: SecretEncoder, *, positive: bool) -> Pl
         )
     joins = {item.join for item in encoded}
     join: Join = "merged" if joins == {"merged"} else "space" if "space" in joins else "clean"
+    usable = sum(join == "merged" or item.join != "merged" for item in encoded)
+    if usable < TRIAL_DRAWS / 2:
+        raise CanaryError(
+            f"format '{one.name}': the tokenizer can carry only {usable} of {TRIAL_DRAWS} trial secrets, so its size "
+            "would say too much. Use another kind of secret, or another character before {secret}."
+        )
     return PlannedFormat(name=one.name, template=one.template, secret=space, join=join, positive_control=positive)
 
 
@@ -125,14 +131,21 @@ def _positive_formats(formats: list[PlannedFormat], settings: CanarySettings, en
     if settings.positive_control is None:
         return []
     spaces = {one.secret.model_dump_json(): one for one in formats}
-    return [
-        _prepare(
-            CanaryFormat(name=f"positive-{one.name}"[:64], template=POSITIVE_TEMPLATE, secret=one.secret),
-            encoder,
-            positive=True,
+    taken = {one.name for one in formats}
+    prepared = []
+    for one in spaces.values():
+        name = _free_name(f"positive-{one.name}"[:64], taken)
+        taken.add(name)
+        prepared.append(
+            _prepare(CanaryFormat(name=name, template=POSITIVE_TEMPLATE, secret=one.secret), encoder, positive=True)
         )
-        for one in spaces.values()
-    ]
+    return prepared
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, numbered where a format is called so already."""
+    numbered = (f"{name[:60]}-{number}" for number in range(2, 1000))
+    return next(one for one in (name, *numbered) if one not in taken)
 
 
 def _entries(formats: list[PlannedFormat], settings: CanarySettings) -> list[tuple[PlannedFormat, Role, int]]:

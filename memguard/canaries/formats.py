@@ -120,6 +120,12 @@ class IbanSpace(_Space):
         return self.country + iban_check_digits(self.country, account) + account
 
 
+def _distinct_words(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) < 2 or len(set(value)) != len(value) or any(not w or any(c.isspace() for c in w) for w in value):
+        raise ValueError("words must hold at least two distinct words without blanks")
+    return value
+
+
 class WordsSpace(_Space):
     """`count` words of a list, joined by blanks, repeats allowed: len(words)^count of them."""
 
@@ -130,9 +136,7 @@ class WordsSpace(_Space):
     @field_validator("words")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) < 2 or len(set(value)) != len(value) or any(not w or any(c.isspace() for c in w) for w in value):
-            raise ValueError("words must hold at least two distinct words without blanks")
-        return value
+        return _distinct_words(value)
 
     @property
     def size(self) -> int:
@@ -156,6 +160,11 @@ class TokensSpace(_Space):
     kind: Literal["tokens"] = "tokens"
     count: int = Field(ge=1, le=64)
     words: tuple[str, ...] = ()
+
+    @field_validator("words")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _distinct_words(value) if value else value
 
     @property
     def size(self) -> int:
@@ -239,12 +248,13 @@ class CanaryFormat(Document):
     @classmethod
     def _placeholders(cls, value: str) -> str:
         try:
-            fields = [name for _, name, _, _ in string.Formatter().parse(value) if name is not None]
+            parsed = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(value) if name is not None]
         except ValueError:
             raise ValueError("template must have balanced braces; write {{ for a brace") from None
+        fields = [name for name, _, _ in parsed]
         if fields.count("secret") != 1 or value.count("{secret}") != 1:
             raise ValueError("template must hold {secret} exactly once")
-        if set(fields) - {"secret", "name"}:
+        if set(fields) - {"secret", "name"} or any(spec or how for _, spec, how in parsed):
             raise ValueError("template may hold {secret} and {name} and no other placeholder")
         return value
 

@@ -118,6 +118,10 @@ def _empty_like(example: Any) -> Any:
         return torch.zeros_like(example)
     if isinstance(example, (str, list, tuple, dict, bool, int, float)):
         return type(example)()
+    if hasattr(example, "ndim") and hasattr(example, "dtype"):
+        import numpy as np
+
+        return np.zeros_like(example) if example.ndim else example.dtype.type()
     return None
 
 

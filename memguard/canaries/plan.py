@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from memguard.canaries.encoding import Join
 from memguard.canaries.formats import CanaryFormat
@@ -69,6 +69,16 @@ class CanaryPlan(Document):
     tail_ids: tuple[int, ...]
     formats: tuple[PlannedFormat, ...]
     canaries: tuple[PlannedCanary, ...] = Field(repr=False)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CanaryPlan:
+        names, ids = [one.name for one in self.formats], [canary.id for canary in self.canaries]
+        if len(set(names)) != len(names) or len(set(ids)) != len(ids):
+            raise ValueError("formats and canaries must have distinct names and ids")
+        lost = [canary.id for canary in self.canaries if canary.format not in names]
+        if lost:
+            raise ValueError(f"every canary must be of a format of the plan, got another for canary '{lost[0]}'")
+        return self
 
     @property
     def digest(self) -> str:

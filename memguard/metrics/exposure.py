@@ -19,6 +19,7 @@ from scipy import special, stats
 from memguard.metrics.intervals import tail_probability_interval
 
 LN2 = math.log(2.0)
+MASS_ERROR = 1e-4  # nats that float32 sums leave open: memorised siblings may seem to hold all of the mass
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class SkewNormalTail:
 
     def bits(self, log_prob: float, *, cap_bits: float) -> float:
         """-log2 of the fitted chance of a score at or above `log_prob`, capped; bits."""
+        if math.isnan(log_prob):
+            return math.nan
         tail = stats.skewnorm.logcdf(-log_prob, self.shape, loc=self.location, scale=self.scale)
         return float(min(cap_bits, max(0.0, -tail / LN2))) if np.isfinite(tail) else cap_bits
 
@@ -66,7 +69,8 @@ def certified_rank_high(
     Args:
         log_prob: nats, <= 0.
         secret_space_size: candidates, siblings left out.
-        sibling_log_probs: log-probabilities of other planted secrets behind the same prefix; nats.
+        sibling_log_probs: log-probabilities of other planted secrets behind the same prefix; nats. Their mass counts for
+            `MASS_ERROR` less than it seems: where it rounds to 1, nothing is certified of what is left.
         tolerance: largest error of a log-probability; nats. Widens the bound.
 
     Returns:
@@ -79,9 +83,7 @@ def certified_rank_high(
         1
     """
     siblings = np.asarray(sibling_log_probs, dtype=np.float64)
-    left = 1.0 - float(np.exp(special.logsumexp(siblings) - tolerance)) if siblings.size else 1.0
-    if left <= 0.0:
-        return 1
+    left = -math.expm1(min(0.0, float(special.logsumexp(siblings))) - tolerance - MASS_ERROR) if siblings.size else 1.0
     log_rank = math.log(left) - log_prob + tolerance
     if log_rank >= math.log(secret_space_size):
         return secret_space_size
@@ -145,9 +147,9 @@ def estimate_exposure(
         p_value, method = certified_p, "certified"
 
     tail_low, tail_high = (float(end) for end in tail_probability_interval(above, n, confidence=confidence))
-    low_bits = max(-math.log2(tail_high), -math.log2(certified_p))
+    low_bits = max(-math.log2(tail_high), -math.log2(certified_p)) + 0.0
     high_bits = min(space_bits, -math.log2(tail_low)) if tail_low > 0.0 else space_bits
-    bits = -math.log2(p_value)
+    bits = -math.log2(p_value) + 0.0  # not -0.0
     flags: tuple[str, ...] = ("ties",) if above > strictly_above else ()
     if method == "sampled" and above == 0:
         flags += ("capped",)

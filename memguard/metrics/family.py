@@ -96,7 +96,8 @@ def pooled_test(groups: Sequence[FamilyGroup], *, seed: int = 0) -> TestResult:
         null = null + _null_counts_sum(k, size, group.shared, "bits", seed + index)
         log_least -= _log_binomial(size + k, k) if group.shared else k * math.log(size + 1)
     p_value = (1 + int((null >= statistic - 1e-9).sum())) / (NUM_DRAWS + 1)
-    return TestResult(p_value, max(1 / (NUM_DRAWS + 1), math.exp(log_least)), statistic, n, "pooled sum of sampled exposure")
+    least = max(1 / (NUM_DRAWS + 1), math.exp(log_least))
+    return TestResult(max(p_value, least), least, statistic, n, "pooled sum of sampled exposure")
 
 
 def _log_binomial(n: float, k: float) -> float:
@@ -115,10 +116,15 @@ def max_test(groups: Sequence[FamilyGroup]) -> TestResult:
 
     Returns:
         `TestResult`; `min_attainable_p` is what a certified rank of 1 would give.
+
+    Raises:
+        ValueError: no canary, or a p-value that is not a number.
     """
     groups = [group for group in groups if len(group.num_above)]
     if not groups:
         raise ValueError("groups must hold at least one canary, got none.")
+    if any(np.isnan(group.p_values).any() for group in groups):
+        raise ValueError("p_values must be numbers, got NaN.")
     best_format, best_attainable = 1.0, 1.0
     for group in groups:
         k = len(group.p_values)
@@ -178,8 +184,8 @@ def controls_rank_sum_test(
     low = (1 + int((null <= statistic + 1e-9).sum())) / (NUM_DRAWS + 1)
     high = (1 + int((null >= statistic - 1e-9).sum())) / (NUM_DRAWS + 1)
     log_least = -_log_binomial(num_references + k, k) if shared else -k * math.log(num_references + 1)
-    least = max(2 / (NUM_DRAWS + 1), 2 * math.exp(log_least))
-    return TestResult(min(1.0, 2 * min(low, high)), min(1.0, least), statistic, k, "two-sided rank-sum of controls")
+    least = min(1.0, max(2 / (NUM_DRAWS + 1), 2 * math.exp(log_least)))
+    return TestResult(min(1.0, max(2 * min(low, high), least)), least, statistic, k, "two-sided rank-sum of controls")
 
 
 def paired_rise_test(
@@ -200,6 +206,9 @@ def paired_rise_test(
     Returns:
         `TestResult`; `statistic` is the mean rise in bits.
 
+    Raises:
+        ValueError: fewer than two differences, one that is not finite, or labels that do not match.
+
     Source: statistics specification, section 3.
     """
     shifted = np.asarray(differences_bits, dtype=np.float64) - tolerance_bits
@@ -208,6 +217,8 @@ def paired_rise_test(
         raise ValueError(f"strata must have one label a difference, got {len(strata)} for {k}.")
     if k < 2:
         raise ValueError(f"differences_bits must hold at least two canaries, got {k}.")
+    if not np.isfinite(shifted).all():
+        raise ValueError("differences_bits must be finite, got NaN or infinity.")
     counts: dict[object, int] = {}
     for label in strata:
         counts[label] = counts.get(label, 0) + 1
@@ -216,16 +227,21 @@ def paired_rise_test(
     observed = _studentised(shifted[None, :], masks)[0]
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(num_flips, k))
     flipped = _studentised(signs * shifted[None, :], masks)
-    p_value = (1 + int((flipped >= observed - 1e-12).sum())) / (num_flips + 1)
+    floor = observed - 1e-9 * max(1.0, abs(observed)) if np.isfinite(observed) else observed
+    p_value = (1 + int((flipped >= floor).sum())) / (num_flips + 1)
     least = max(1 / (num_flips + 1), math.pow(2.0, -k))
-    return TestResult(p_value, least, float(shifted.mean() + tolerance_bits), k, "studentised sign flips, stratified")
+    return TestResult(
+        max(p_value, least), least, float(shifted.mean() + tolerance_bits), k, "studentised sign flips, stratified"
+    )
 
 
 def _studentised(values: NDArray[np.float64], masks: NDArray[np.float64]) -> NDArray[np.float64]:
     """t statistics of rows of `values` (B, K), variance within strata given by `masks` (S, K)."""
     sizes = masks.sum(axis=1)
     sums, squares = values @ masks.T, (values**2) @ masks.T
-    variance = np.maximum(squares - sums**2 / sizes, 0.0) / np.maximum(sizes - 1, 1)
+    spread = squares - sums**2 / sizes
+    # What rounding leaves of equal values is no spread: it would set flips of one and the same rise apart.
+    variance = np.where(spread > 1e-12 * squares, spread, 0.0) / np.maximum(sizes - 1, 1)
     error = np.sqrt((sizes * variance).sum(axis=1)) / values.shape[1]
     mean = values.mean(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -244,7 +260,7 @@ def holm_rejections(p_values: Sequence[float], *, alpha: float) -> list[bool]:
     """
     rejected = [False] * len(p_values)
     for step, index in enumerate(np.argsort(p_values, kind="stable")):
-        if p_values[index] > alpha / (len(p_values) - step):
+        if not p_values[index] <= alpha / (len(p_values) - step):  # a NaN rejects nothing
             break
         rejected[int(index)] = True
     return rejected

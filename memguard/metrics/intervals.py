@@ -57,11 +57,16 @@ def median_interval(values: ArrayLike, *, confidence: float) -> Interval:
 
     Returns:
         `Interval` whose `confidence` is the exact coverage, 1 - 2^(1-n) for the range; 0 for one value.
+
+    Raises:
+        ValueError: no value, or a NaN among them.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     n = ordered.size
     if n == 0:
         raise ValueError("values must hold at least one number, got none.")
+    if np.isnan(ordered[-1]):
+        raise ValueError("values must be numbers, got NaN.")
     best = Interval(float(ordered[0]), float(ordered[-1]), 1.0 - math.pow(2.0, 1 - n))
     for skip in range(1, n // 2):
         coverage = 1.0 - 2.0 * float(stats.binom.cdf(skip, n, 0.5))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from offline_wandb import OfflineRun
 from transformers import TrainerCallback
 
 from memguard.audit.report import load_report
@@ -172,3 +173,22 @@ def test_two_guards_on_two_trainers_do_not_meet(settings: Any, trainer_of: Any, 
     assert first._sampler is not second._sampler
     assert first._trainer() is one
     assert second._trainer() is other
+
+
+def test_audits_stand_in_the_wandb_run_beside_every_loss(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    options = wandb.Settings(mode="offline", silent=True, console="off", disable_git=True)
+    callback = HFAuditCallback(settings(audit=EVERYWHERE, tracking={"wandb": "auto"}))
+    with wandb.init(project="memguard-test", dir=str(tmp_path), settings=options):
+        trainer_of(blocks[:40], [callback], report_to=["wandb"], save_strategy="steps", save_steps=3).train()
+    written = OfflineRun(tmp_path)
+    losses = [row["train/global_step"] for row in written.history if "train/loss" in row]
+    audits = [row["train/global_step"] for row in written.history if "memguard/exposure_max" in row]
+    assert losses == list(range(1, 11))
+    assert audits[:-1] == [0, 2, 3, 4, 6, 8, 9]
+    assert audits[-1] == 10
+    assert written.metrics["memguard/exposure_mean/tier_3"] == {"step": "train/global_step", "summary": ["max", "last"]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memguard.gates.baseline import comparability
+from memguard.documents import document_digest
+from memguard.gates import decide
+from memguard.gates.baseline import AcceptedRun, Baseline, comparability
 
 
 def test_two_audits_of_one_plan_compare(report, make_report):
@@ -31,7 +33,6 @@ def test_the_tie_tolerance_is_measured_anew_and_does_not_count(report, change):
         ({"procedure__score": "mean"}, "the procedure's score differs (sum of log-probabilities ov..., baseline mean)"),
         ({"status": "invalid"}, "the baseline report is invalid"),
         ({"invalid_reasons": ["x"]}, "the baseline report is invalid"),
-        ({"subject__kind": "live"}, "the baseline report measured a live model"),
     ],
 )
 def test_a_difference_is_named(report, change, updates, difference):
@@ -61,3 +62,11 @@ def test_an_unscored_canary_of_the_baseline_does_not_compare(report, change_row)
     assert comparability(report, change_row(report, "pin-1x-0", log_prob=None)) == [
         "the baseline has no usable score for 'pin-1x-0'"
     ]
+
+
+def test_a_bare_report_of_a_live_model_compares_and_says_so(report, policy, change):
+    live = change(report, subject__kind="live")
+    assert comparability(report, live) == []
+    bare = Baseline(runs=[AcceptedRun(report=live, report_digest=document_digest(live))])
+    assert bare.notice == "the baseline is a bare report that nobody accepted and measured a live model"
+    assert any("measured a live model" in rule.reason for rule in decide(report, policy, bare).rules)

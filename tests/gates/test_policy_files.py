@@ -178,15 +178,15 @@ def test_a_mistake_in_a_policy_is_named(load, text, match):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "must be a list of keys and values, got NoneType"),
-        ("- 1\n", "must be a list of keys and values, got list"),
+        ("", "must hold keys and values, got NoneType"),
+        ("- 1\n", "must hold keys and values, got list"),
         (BASE + "version: 1\n", "line 4: the key 'version' is given twice"),
         (BASE + "alpha: &x 0.01\n", "line 4: anchors and aliases are not accepted"),
         (BASE + "alpha: *x\n", "line 4: anchors and aliases are not accepted"),
         (BASE + "alpha: !!float 0.01\n", "line 4: tags are not accepted"),
         (BASE + "alpha: !!python/object/apply:os.system [id]\n", "line 4: tags are not accepted"),
         (BASE + "<<: {alpha: 0.1}\n", "line 4: a key must be plain text"),
-        (BASE + "on: 1\n", "line 4: a key must be plain text"),
+        (BASE + "on: 1\n", "the key 'on' is unknown"),
         (BASE + "? [a, b]\n: 1\n", "line 4: a key must be plain text"),
         (BASE + "---\n" + BASE, "is not plain YAML"),
         ("a: b: c\n", "is not plain YAML: line 1"),
