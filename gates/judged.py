@@ -60,7 +60,7 @@ def family_groups(report: AuditReport, judged: Sequence[CanaryRow]) -> list[Fami
         raise EvidenceError(f"{quoted(unscored)} have no finite score")
     if not judged:
         raise EvidenceError("no canary is judged")
-    spaces = {one.name: one.secret_space_size - (one.num_planted - 1) for one in report.formats}
+    spaces = {one.name: one.ranked_space_size - (one.num_planted - 1) for one in report.formats}
     shared = {one.name: one.shared_prefix for one in report.formats}
     groups = []
     for name in dict.fromkeys(row.format for row in judged):

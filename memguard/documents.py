@@ -103,7 +103,8 @@ def parse_settings(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(f"{what} is not valid: {'; '.join(_explain(error, model))}.") from None
+        text = "; ".join(_explain(error, model))
+        raise InputError(f"{what} is not valid: {text}{'' if text.endswith('?') else '.'}") from None
 
 
 def _holds_key(data: Any, path: list[str]) -> bool:

@@ -51,7 +51,7 @@ class PriorAwareSettings(Document):
 
     prefixes: int = Field(default=500, ge=16, description="prior prefixes from the training data")
     m: float = Field(default=1e-4, gt=0.0, lt=1.0, description="P(secret | prefix) must exceed it")
-    n: float = Field(default=10.0, gt=1.0, description="belief ratio a PA secret must exceed")
+    n: float = Field(default=10.0, gt=1.0, allow_inf_nan=False, description="belief ratio a PA secret must exceed")
 
 
 class AuditSettings(Document):

@@ -86,7 +86,7 @@ def _build_group(
     plan: CanaryPlan, one: PlannedFormat, canaries: list[PlannedCanary], encoder: SecretEncoder, *, number: int
 ) -> Group:
     siblings = plan.siblings_in_space(one)
-    room = one.secret_space_size - len(siblings)
+    room = one.ranked_space_size - len(siblings)
     name = canaries[0].name if one.has_name else None
     stream = random.Random(f"memguard/references/{plan.placement_seed}/{one.name}/{name or ''}")
     # A quarter of what is left keeps drawing without replacement quick in small spaces.

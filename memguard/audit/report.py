@@ -91,6 +91,9 @@ class FormatRow(Document):
     name: str
     kind: str
     secret_space_size: int = Field(description="number of valid candidates")
+    ranked_space_size: int = Field(
+        description="candidates that ranks are in: those the tokenizer can carry, counted from below"
+    )
     num_planted: int = Field(description="planned secrets of the same space, controls included; the siblings of each other")
     shared_prefix: bool
     join: Literal["clean", "space", "merged"] = Field(

@@ -54,7 +54,7 @@ def canary_rows(scored: GroupScores, ledger: Ledger | None, *, tolerance: float,
 def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, tolerance: float, tail: Any) -> CanaryRow:
     group, canary = scored.group, scored.group.canaries[index]
     log_prob = float(scored.canary_log_probs[index])
-    space = group.format.secret_space_size - (group.num_planted_in_space - 1)
+    space = group.format.ranked_space_size - (group.num_planted_in_space - 1)
     others = np.delete(scored.canary_log_probs, index)
     estimate = estimate_exposure(
         log_prob,
@@ -147,6 +147,7 @@ def format_rows(plan: CanaryPlan, scored: Sequence[GroupScores]) -> list[FormatR
                 name=one.name,
                 kind=one.secret.kind,
                 secret_space_size=one.secret_space_size,
+                ranked_space_size=one.ranked_space_size,
                 num_planted=mine[0].group.num_planted_in_space,
                 shared_prefix=not one.has_name,
                 join=one.join,
@@ -238,8 +239,8 @@ def control_family(one: FormatRow, controls: Sequence[CanaryRow]) -> FamilyGroup
         num_non_members=one.num_references,
         shared=one.shared_prefix,
         p_values=np.array([row.exposure.p_value for row in controls], dtype=np.float64),
-        rank_high=[row.rank_high or one.secret_space_size for row in controls],
-        secret_space_size=one.secret_space_size - (one.num_planted - 1),
+        rank_high=[row.rank_high or one.ranked_space_size for row in controls],
+        secret_space_size=one.ranked_space_size - (one.num_planted - 1),
         is_certified=np.array([row.exposure.method == "certified" for row in controls]),
     )
 

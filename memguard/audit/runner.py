@@ -144,9 +144,9 @@ class AuditRunner:
         return scored, self._tolerance(scorer, scored)
 
     def _tolerance(self, scorer: Scorer, scored: Sequence[GroupScores]) -> float:
-        """Twice the largest move of a reference's score when it is scored alone; nats."""
+        """Twice the largest move of a reference's score when it is scored alone, a few of each format; nats."""
         moves = [0.0]
-        for item in scored[:1]:
+        for item in {item.group.format.name: item for item in scored}.values():
             for index, span in enumerate(item.group.reference_spans[:NUM_RESCORED]):
                 alone = float(scorer.score([span]).log_probs[0])
                 moves.append(abs(alone - float(item.reference_log_probs[index])))
@@ -195,6 +195,11 @@ class AuditRunner:
             if one.join == "merged":
                 notices.append(
                     f"format '{one.name}': a token holds letters of the template and of the secret; the span covers it."
+                )
+            if one.carried_share < 1.0:
+                notices.append(
+                    f"format '{one.name}': the tokenizer cannot carry every candidate; ranks are taken in at least "
+                    f"{one.carried_share:.0%} of the space."
                 )
         if self.plan.reproducible:
             notices.append("the plan was drawn from a seed: whoever knows the seed knows the secrets.")

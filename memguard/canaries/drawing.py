@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from scipy import stats
+
 from memguard.canaries.encoding import EncodedSecret, Join, SecretEncoder, frame_ids, require_fast, tokenizer_digest
 from memguard.canaries.formats import CanaryFormat, TokensSpace
 from memguard.canaries.plan import CanaryPlan, PlannedCanary, PlannedFormat, Randomness, Role
@@ -17,7 +19,7 @@ from memguard.canaries.wordlists import FAMILY_NAMES, GIVEN_NAMES
 from memguard.errors import CanaryError
 
 MAX_GUESS_CHANCE = 1e-4  # chance that some secret is extracted by luck alone; statistics specification, section 3
-TRIAL_DRAWS = 64
+TRIAL_DRAWS = 512
 POSITIVE_TEMPLATE = "Calibration entry {secret} of the reference list."
 
 
@@ -93,7 +95,7 @@ def draw_secrets(
             if encoded is not None and (encoded.join != "merged" or canary_format.join == "merged"):
                 found[secret] = encoded
         tries += 1
-        if tries > 200 + 4 * TRIAL_DRAWS:
+        if tries > 500:
             raise CanaryError(
                 f"format '{canary_format.name}' must yield {number} distinct secrets that the tokenizer can carry, got "
                 f"{len(found)} from a space of {canary_format.secret_space_size}. Use a larger space."
@@ -117,13 +119,17 @@ def _prepare(one: CanaryFormat, encoder: SecretEncoder, *, positive: bool) -> Pl
         )
     joins = {item.join for item in encoded}
     join: Join = "merged" if joins == {"merged"} else "space" if "space" in joins else "clean"
-    usable = sum(join == "merged" or item.join != "merged" for item in encoded)
-    if usable < TRIAL_DRAWS / 2:
+    carried = sum(join == "merged" or item.join != "merged" for item in encoded)
+    if carried < TRIAL_DRAWS / 2:
         raise CanaryError(
-            f"format '{one.name}': the tokenizer can carry only {usable} of {TRIAL_DRAWS} trial secrets, so its size "
+            f"format '{one.name}': the tokenizer can carry only {carried} of {TRIAL_DRAWS} trial secrets, so its size "
             "would say too much. Use another kind of secret, or another character before {secret}."
         )
-    return PlannedFormat(name=one.name, template=one.template, secret=space, join=join, positive_control=positive)
+    # Ranks are taken among candidates that can be drawn: counted exactly when all can, else from below.
+    share = 1.0 if carried == TRIAL_DRAWS else float(stats.beta.ppf(0.001, carried, TRIAL_DRAWS - carried + 1))
+    return PlannedFormat(
+        name=one.name, template=one.template, secret=space, join=join, carried_share=share, positive_control=positive
+    )
 
 
 def _positive_formats(formats: list[PlannedFormat], settings: CanarySettings, encoder: SecretEncoder) -> list[PlannedFormat]:

@@ -7,6 +7,7 @@ placement use a second, independent seed. Ids are random and say nothing of a se
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import secrets
@@ -31,12 +32,20 @@ class PlannedFormat(CanaryFormat):
     """A format with what drawing found out about it."""
 
     join: Join
+    carried_share: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="share of the space the tokenizer can carry: 1, or a 99.9% lower bound"
+    )
     positive_control: bool = False
 
     @property
     def secret_space_size(self) -> int:
         """Number of valid candidates."""
         return self.secret.size
+
+    @property
+    def ranked_space_size(self) -> int:
+        """Candidates that canaries and references are drawn from: at least this many of the space."""
+        return max(1, self.secret.size * math.floor(self.carried_share * 1e6) // 10**6)
 
 
 class PlannedCanary(Document):

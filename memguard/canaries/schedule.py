@@ -1,8 +1,8 @@
 """Where canaries go: cells (epoch, global row position), decided by the seed and the plan alone.
 
 An epoch is the row order of the trainer's own sampler, over all ranks together. Cells that are dropped (the tail under
-drop_last), repeated (rows that even out the ranks) or never reached (a run that ends inside an epoch) hold no canary, so
-counts of what was trained follow from the global step. No torch, no state.
+drop_last) or repeated (rows that even out the ranks) hold no canary; an exact total also stays within the rows that the run
+reaches. Counts of what was trained follow from the global step. No torch, no state.
 """
 
 from __future__ import annotations

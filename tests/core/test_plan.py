@@ -181,6 +181,17 @@ def test_a_secret_that_shares_a_token_with_the_template_is_drawn_again() -> None
     assert not any(secret.startswith(("1", "2")) or secret.endswith("9") for secret in pins)
 
 
+def test_ranks_are_taken_in_no_more_of_the_space_than_the_tokenizer_can_carry(tokenizer: Any) -> None:
+    part = draw_plan(settings(GLUED_PIN), glued(("n", "1"), ("n", "2"), ("9", "!"))).format_named("pin")
+    assert part.secret_space_size == 10**9
+    # First digit not 1 or 2, last not 9: 0.8 * 0.9 of the space; the bound is within sampling error below that.
+    assert 0.62 < part.carried_share < 0.72
+    assert part.ranked_space_size == 10**9 * int(part.carried_share * 1e6) // 10**6
+    whole = draw_plan(settings(CARD), tokenizer).format_named("card")
+    assert whole.carried_share == 1.0
+    assert whole.ranked_space_size == whole.secret_space_size
+
+
 def test_a_format_whose_every_secret_is_glued_is_marked_merged_and_its_secrets_are_kept() -> None:
     plan = draw_plan(settings(GLUED_PIN, controls=60), glued(*[("n", digit) for digit in "0123456789"]))
     assert plan.format_named("pin").join == "merged"
@@ -201,9 +212,9 @@ def test_a_format_that_the_tokenizer_lowers_is_refused() -> None:
 def test_a_format_of_which_few_secrets_can_be_carried_is_refused_because_its_size_would_be_wrong() -> None:
     # Three letters in four are lower case: (3/4)^12 = 3% of the candidates survive.
     mixed = CanaryFormat(name="mixed", template="Code {secret}.", secret=AlphabetSpace(alphabet="abcD", length=12))
-    with pytest.raises(CanaryError, match=r"format 'mixed'.*(can carry only \d+ of 64|does not write)"):
+    with pytest.raises(CanaryError, match=r"format 'mixed'.*(can carry only \d+ of 512|does not write)"):
         draw_plan(settings(mixed), glued(lower=True))
-    with pytest.raises(CanaryError, match=r"format 'pin': the tokenizer can carry only \d+ of 64 trial secrets"):
+    with pytest.raises(CanaryError, match=r"format 'pin': the tokenizer can carry only \d+ of 512 trial secrets"):
         draw_plan(settings(GLUED_PIN), glued(*[("n", digit) for digit in "01234567"]))
 
 

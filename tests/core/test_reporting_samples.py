@@ -173,6 +173,7 @@ def make_report(*, with_failed_canary: bool = False, with_prior_aware: bool = Fa
                 name="card",
                 kind="luhn",
                 secret_space_size=SPACE,
+                ranked_space_size=SPACE,
                 num_planted=44,
                 shared_prefix=True,
                 join="clean",

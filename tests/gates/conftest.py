@@ -122,6 +122,7 @@ def _format_row(one: Format, num_planted: int) -> FormatRow:
         name=one.name,
         kind="digits",
         secret_space_size=one.space,
+        ranked_space_size=one.space,
         num_planted=num_planted,
         shared_prefix=one.shared,
         join="clean",

@@ -179,5 +179,5 @@ def test_unequal_non_members_within_a_format_are_invalid(report, change_row, pol
 
 
 def test_a_format_without_its_space_is_invalid(report, change, policy, baseline):
-    formats = [change(one, secret_space_size=10) for one in report.formats]
+    formats = [change(one, ranked_space_size=10) for one in report.formats]
     assert "secret space" in _rules(decide(change(report, formats=formats), policy, baseline))[MAX].reason
