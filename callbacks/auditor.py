@@ -83,7 +83,17 @@ class Auditor:
             fresh: measure again though this step was measured (the weights may have been put back to an earlier step's).
         """
         with self._guarded(f"the audit at step {step}"):
-            return self._audit(model, step, epoch, ledger, prior, checkpoint, autocast, fresh)
+            subject = self._subject(model, step, epoch, checkpoint)
+            again = self.last if self.last is not None and self.last.subject.global_step == step and not fresh else None
+            if again is not None and (prior is None or again.prior_aware_settings is not None):
+                report = again.model_copy(update={"subject": subject})  # the same weights, measured a moment ago
+            else:
+                earlier = [point for point in self.trend if point.global_step != step]
+                report = self.runner.run(model, subject=subject, ledger=ledger, prior=prior, trend=earlier, autocast=autocast)
+                self.trend = earlier + trend_points(report)
+            self._write(report, step, checkpoint)
+            self.last = report
+            return report
         return None
 
     @contextlib.contextmanager
@@ -100,29 +110,6 @@ class Auditor:
             logger.warning("%s failed and training goes on: %s", what, reason)
         finally:
             self.seconds += time.monotonic() - began
-
-    def _audit(
-        self,
-        model: Any,
-        step: int,
-        epoch: float | None,
-        ledger: Ledger,
-        prior: PrefixSource | None,
-        checkpoint: Path | None,
-        autocast: str | None,
-        fresh: bool,
-    ) -> AuditReport:
-        subject = self._subject(model, step, epoch, checkpoint)
-        again = self.last if self.last is not None and self.last.subject.global_step == step and not fresh else None
-        if again is not None and (prior is None or again.prior_aware_settings is not None):
-            report = again.model_copy(update={"subject": subject})  # the same weights, measured a moment ago
-        else:
-            earlier = [point for point in self.trend if point.global_step != step]
-            report = self.runner.run(model, subject=subject, ledger=ledger, prior=prior, trend=earlier, autocast=autocast)
-            self.trend = earlier + trend_points(report)
-        self._write(report, step, checkpoint)
-        self.last = report
-        return report
 
     def _subject(self, model: Any, step: int, epoch: float | None, checkpoint: Path | None) -> Subject:
         """A checkpoint only when the saved file holds the very weights that are scored."""
