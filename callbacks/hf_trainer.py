@@ -27,6 +27,7 @@ from memguard.callbacks.planting import (
     WARN_SHARE,
     Planting,
     canary_dataset,
+    check_reaches_loss,
     check_share,
     plan_planting,
     prefix_source,
@@ -78,8 +79,12 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, config: str | Path | dict[str, Any] | AuditConfig, *, tokenizer: Any = None) -> None:
         if isinstance(config, AuditConfig):
             self.config = config
+        elif isinstance(config, (str, Path)):
+            self.config = load_config(Path(config))
+        elif isinstance(config, dict):
+            self.config = parse_config(config)
         else:
-            self.config = parse_config(config) if isinstance(config, dict) else load_config(Path(config))
+            raise TypeError(f"config must be a path, a dictionary or an AuditConfig, got {type(config).__name__}.")
         self.tokenizer = tokenizer
         self.plan: CanaryPlan | None = None
         self.planting: Planting | None = None
@@ -91,6 +96,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._plan_is_new = False
         self._notes: list[str] = []
         self._share = 0.0
+        self._has_trained = False
 
     # -- attaching
 
@@ -142,6 +148,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             raise CanaryError(
                 "this trainer builds its training loader from something else than train_dataset: no canary can be planted."
             )
+        self._notes += check_reaches_loss(self.planting, self._dataset, loader.collate_fn)
         self._take_over_sampling(loader, base, trainer)
         return loader
 
@@ -211,7 +218,6 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "lost. Put the plan of the first part back."
             )
         if self._plan_is_new and state.is_world_process_zero:
-            self.config.plan.parent.mkdir(parents=True, exist_ok=True)
             self.plan.save(self.config.plan)
         if state.is_world_process_zero:
             output = self.config.output if self.config.output.is_absolute() else Path(args.output_dir) / self.config.output
@@ -239,6 +245,9 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._share = check_share(self.planting, self.config.canaries, num_rows=rows)
         if self._share > WARN_SHARE:
             logger.warning("canaries are %.2f%% of the training tokens.", 100 * self._share)
+        if self._has_trained:
+            self._notes.append("an earlier train() of this callback planted the same canaries: counts begin anew here.")
+        self._has_trained = True
         if state.global_step > 0:
             self._notes.append("resumed: counting across a resume is not proven in this version.")
 
@@ -276,7 +285,8 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         every = self.config.audit.every
-        save_follows = control.should_save and "save" in self.config.audit.on
+        at_end = state.global_step >= state.max_steps and "end" in self.config.audit.on
+        save_follows = control.should_save and ("save" in self.config.audit.on or at_end)
         if every is not None and state.global_step % every.steps == 0 and not save_follows:
             self._audit(args, state, model, moment=None)
 
@@ -293,8 +303,8 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         if not (state.is_world_process_zero and folder.is_dir() and self.auditor is not None):
             return
         self.ledger(state.global_step).save(folder / LEDGER_NAME)
-        if "save" in self.config.audit.on:
-            last = state.global_step >= state.max_steps
+        last = state.global_step >= state.max_steps
+        if "save" in self.config.audit.on or (last and "end" in self.config.audit.on):
             self._audit(args, state, model, moment="end" if last else "save", checkpoint=folder)
 
     def on_train_end(

@@ -5,23 +5,27 @@ Everything that would make a canary miss the loss is found here, before step 1, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memguard.audit.items import encode_planted
 from memguard.audit.prior import PrefixSource
-from memguard.canaries.drawing import draw_plan
+from memguard.canaries.drawing import draw_plan, plan_differences
 from memguard.canaries.encoding import require_fast, tokenizer_digest
 from memguard.canaries.injection import CanaryDataset
 from memguard.canaries.plan import CanaryPlan, PlannedCanary, load_plan
 from memguard.canaries.schedule import Mode
 from memguard.canaries.settings import CanarySettings
 from memguard.errors import CanaryError, InputError
+from memguard.scoring.audit_mode import preserved_rng
 
-SAMPLED_ROWS = 512
+SAMPLED_ROWS = 8192
+TAIL_ROWS = 64
 WARN_SHARE = 0.001
+CHECKED_CANARIES = 64
+DEFAULT_MIN_CANARIES = 40  # what the default policy asks for
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Planting:
 
     canaries: tuple[PlannedCanary, ...]
     ids: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[int, int], ...]
     repetitions: tuple[int, ...]
     mode: Mode
     mean_row_tokens: float
@@ -59,12 +64,10 @@ def resolve_plan(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple[
         return draw_plan(settings, tokenizer), True
     plan = load_plan(path)
     plan.check_tokenizer(tokenizer_digest(tokenizer))
-    wanted = {(one.name, one.template, one.secret.kind) for one in settings.formats}
-    held = {(one.name, one.template, one.secret.kind) for one in plan.formats if not one.positive_control}
-    tiers = {tier for canary in plan.canaries if canary.role == "canary" for tier in [canary.tier]}
-    if wanted != held or not tiers <= set(settings.tiers):
+    differences = plan_differences(plan, settings)
+    if differences:
         raise InputError(
-            f"plan '{path}' was drawn from other formats or tiers than the config asks for. "
+            f"plan '{path}' was drawn from other settings than the config holds: {', '.join(differences)}. "
             "Draw it again with `memguard plan --force`, or put the old settings back."
         )
     return plan, False
@@ -117,8 +120,8 @@ def plan_planting(
     """
     if len(base) == 0:
         raise CanaryError("the training dataset must hold at least one row, got none.")
-    chosen = range(0, len(base), max(1, len(base) // SAMPLED_ROWS))
-    sample = [base[index] for index in chosen]
+    with preserved_rng(0):  # rows of a dataset with random transforms draw from the run's generators
+        sample = [base[index] for index in _sampled(len(base))]
     lengths = [len(row_ids(row, tokenizer)) for row in sample]
     is_text = "input_ids" not in sample[0]
     is_fixed = not is_text and len(set(lengths)) == 1
@@ -130,7 +133,15 @@ def plan_planting(
     _check_lengths(canaries, ids, limit, "block" if is_fixed else "longest row the model takes")
     repetitions = tuple(1 if settings.plant_once and canary.role == "canary" else canary.tier for canary in canaries)
     mean = sum(lengths) / len(lengths)
-    return Planting(canaries, ids, repetitions, mode, mean, share_is_estimate=not is_fixed and len(sample) < len(base))
+    spans = tuple((encoded[canary.id].start, encoded[canary.id].end) for canary in canaries)
+    return Planting(canaries, ids, spans, repetitions, mode, mean, share_is_estimate=len(sample) < len(base))
+
+
+def _sampled(num_rows: int) -> list[int]:
+    """Every row of a small dataset; of a large one rows at even distances, and its tail, where short rows are."""
+    if num_rows <= SAMPLED_ROWS:
+        return list(range(num_rows))
+    return sorted({*range(0, num_rows, num_rows // (SAMPLED_ROWS // 2) + 1), *range(num_rows - TAIL_ROWS, num_rows)})
 
 
 def _check_lengths(canaries: Sequence[PlannedCanary], ids: Sequence[Sequence[int]], limit: int | None, what: str) -> None:
@@ -145,7 +156,58 @@ def _check_lengths(canaries: Sequence[PlannedCanary], ids: Sequence[Sequence[int
 def canary_dataset(plan: CanaryPlan, planting: Planting, base: Any) -> CanaryDataset:
     """The user's rows with the canaries behind them."""
     texts = ["".join(plan.format_named(one.format).split(one.secret, name=one.name)) for one in planting.canaries]
-    return CanaryDataset(base, planting.ids, texts, mode=planting.mode, seed=plan.placement_seed)
+    added = sum(planting.repetitions) if planting.mode == "append" else 0
+    with preserved_rng(0):
+        return CanaryDataset(
+            base,
+            planting.ids,
+            texts,
+            mode=planting.mode,
+            seed=plan.placement_seed,
+            rows_per_epoch=len(base) + added,
+        )
+
+
+def check_reaches_loss(planting: Planting, dataset: CanaryDataset, collate: Callable[[list[Any]], Any]) -> list[str]:
+    """Send canaries through the run's own collator: each secret must come out whole, and its labels with it.
+
+    Args:
+        planting: what goes in.
+        dataset: rows with the canaries behind them.
+        collate: of the training loader.
+
+    Returns:
+        Why the counts are not proven, empty when they are.
+
+    Raises:
+        CanaryError: a canary that is cut off, or whose labels are masked; names the first and how many.
+    """
+    every = max(1, len(planting.canaries) // CHECKED_CANARIES)
+    lost, masked, checked = [], [], range(0, len(planting.canaries), every)
+    for index in checked:
+        step = dataset.num_rows if planting.mode == "splice" else 1
+        try:
+            with preserved_rng(0):
+                batch = collate([dataset[dataset.num_rows + index * step]])
+        except Exception as error:  # the user's own code: it may be right not to take one row alone
+            return [f"the collator did not take a canary alone ({type(error).__name__}): what reaches the loss is not seen."]
+        if not hasattr(batch, "keys") or "labels" not in batch or "input_ids" not in batch:
+            return ["the collator makes no input_ids and labels: what reaches the loss is not seen."]
+        start, end = planting.spans[index]
+        ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+        secret = list(planting.ids[index][start:end])
+        at = next((i for i in range(len(ids) - len(secret) + 1) if ids[i : i + len(secret)] == secret), None)
+        if at is None:
+            lost.append(planting.canaries[index].id)
+        elif labels[at : at + len(secret)] != secret:
+            masked.append(planting.canaries[index].id)
+    for found, what in ((lost, "cut off or tokenised otherwise"), (masked, "masked out of the loss")):
+        if found:
+            raise CanaryError(
+                f"every canary must reach the loss; after the data collator {len(found)} of {len(checked)} are {what}, first "
+                f"canary '{found[0]}'. Raise the collator's maximum length, or let it keep the labels of whole rows."
+            )
+    return []
 
 
 def check_share(planting: Planting, settings: CanarySettings, *, num_rows: float) -> float:
@@ -177,7 +239,9 @@ def _smaller_plan(planting: Planting, settings: CanarySettings, num_rows: float)
         if formats * sum(tier * number for tier, number in tiers.items()) + extra <= room:
             shown = ", ".join(f"{tier}: {number}" for tier, number in tiers.items())
             tail = f" with positive_control.in_training.repetitions: {repetitions}" if control is not None else ""
-            return f"A plan that fits: tiers {{{shown}}}{tail}."
+            few = formats * sum(tiers.values()) < DEFAULT_MIN_CANARIES
+            more = f" It has fewer than the {DEFAULT_MIN_CANARIES} canaries the default policy asks for: more data is better."
+            return f"A plan that fits: tiers {{{shown}}}{tail}.{more if few else ''}"
         if len(tiers) > 1:
             del tiers[highest]
         elif tiers[highest] > 1:

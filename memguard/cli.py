@@ -35,8 +35,17 @@ def _console(*, json: bool = False) -> Console:
     return Console(stderr=json, quiet=state["quiet"], soft_wrap=not sys.stdout.isatty())
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import memguard
+
+        typer.echo(f"memguard {memguard.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what is being done.")] = False,
 ) -> None:
@@ -140,6 +149,8 @@ def gate(
     _console(json=json).print(format_decision(decision))
     if json:
         typer.echo(decision.model_dump_json())
+    elif state["quiet"] and decision.exit_code:
+        typer.echo(decision.reason, err=True)
     if accept is not None:
         _console(json=json).print(f"accepted into {accept}")
     raise typer.Exit(0 if accept is not None else decision.exit_code)
@@ -158,6 +169,9 @@ def report(
     from memguard.reporting import render_html, render_markdown
     from memguard.reporting.terminal import exposure_table
 
+    outputs = [path.resolve() for path in (html, markdown) if path is not None]
+    if {report_path.resolve(), decision.resolve() if decision is not None else None} & {*outputs}:
+        raise InputError("a page must not be written over the report or the decision; give another file name.")
     document = load_report(report_path)
     verdict = load_decision(decision) if decision is not None else None
     if html is not None:
@@ -231,7 +245,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        Console(stderr=True, soft_wrap=True).print(f"memguard: {error.strerror or 'input or output failed'}.", markup=False)
+        where = f"'{error.filename}': " if error.filename else ""
+        text = f"memguard: {where}{error.strerror or 'input or output failed'}."
+        Console(stderr=True, soft_wrap=True).print(text, markup=False)
         sys.exit(INFRASTRUCTURE)
     except Exception as error:
         logging.getLogger(__name__).debug("internal error", exc_info=True)

@@ -19,6 +19,7 @@ from memguard.errors import InputError
 from memguard.files import read_json
 
 SCHEMA_VERSION = 1
+MAX_FINDINGS = 6
 
 
 class Document(BaseModel):
@@ -59,7 +60,8 @@ def describe_validation_error(error: ValidationError) -> str:
         unknown = item["type"] == "extra_forbidden"
         where = ".".join(str(part) for part in item["loc"][: -1 if unknown else None]) or "document"
         parts.append(f"{where}: {TELLING.get(item['type'], item['msg'])}")
-    return "; ".join(parts)
+    more = [f"and {len(parts) - MAX_FINDINGS} more"] if len(parts) > MAX_FINDINGS else []
+    return "; ".join(parts[:MAX_FINDINGS] + more)
 
 
 def load_document(path: Path, model: type[DocumentType], *, what: str) -> DocumentType:
@@ -67,6 +69,9 @@ def load_document(path: Path, model: type[DocumentType], *, what: str) -> Docume
     data = read_json(path, what=what)
     if not isinstance(data, dict):
         raise InputError(f"{what} '{path.name}' must be a JSON object, got {type(data).__name__}.")
+    kind = model.model_fields["kind"].default if "kind" in model.model_fields else None
+    if isinstance(data.get("kind"), str) and data["kind"].startswith("memguard ") and data["kind"] != kind:
+        raise InputError(f"{what} '{path.name}' is a {data['kind'][:40]}, not a {kind}.")
     _refuse_newer(data.get("schema_version"), path, what)
     try:
         document = model.model_validate_json(json.dumps(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -20,9 +21,21 @@ MAX_YAML_CHARACTERS = 64 * 2**10
 
 
 def write_text_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write `text` under a temporary name and rename: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write `text` under a temporary name and rename: a crash leaves the old file or the new one.
+
+    Raises:
+        InputError: the place cannot be written to.
+        OSError: the disk is full, or fails.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise InputError(f"'{path}' cannot be written: {error.strerror}.") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)

@@ -27,7 +27,9 @@ def load_checkpoint(folder: Path) -> tuple[Any, Any]:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     if not folder.is_dir():
         raise InputError(f"checkpoint '{folder}' is not a folder.")
     if not any(folder.glob("*.safetensors")):

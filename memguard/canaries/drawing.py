@@ -7,6 +7,7 @@ a format is free of that (some tokenizers glue letters), the format is marked `m
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 from scipy import stats
@@ -70,6 +71,31 @@ def draw_plan(settings: CanarySettings, tokenizer: Any) -> CanaryPlan:
         formats=tuple(formats),
         canaries=tuple(planned),
     )
+
+
+def plan_differences(plan: CanaryPlan, settings: CanarySettings) -> list[str]:
+    """What a plan was drawn with that the settings no longer say, one phrase each; empty when they agree."""
+    found = []
+    planned = {one.name: one for one in plan.formats if not one.positive_control}
+    if set(planned) != {one.name for one in settings.formats}:
+        return ["formats"]
+    for one in settings.formats:
+        held = planned[one.name]
+        wanted = one.secret
+        if isinstance(wanted, TokensSpace) and not wanted.words and isinstance(held.secret, TokensSpace):
+            wanted = wanted.model_copy(update={"words": held.secret.words})
+        if (held.template, held.secret) != (one.template, wanted):
+            found.append(f"format '{one.name}'")
+    positive = [one for one in plan.formats if one.positive_control]
+    entries = _entries([*planned.values(), *positive], settings)
+    wanted_counts = Counter((one.name, tier) for one, _, tier in entries)
+    if wanted_counts != Counter((canary.format, canary.tier) for canary in plan.canaries):
+        found.append("numbers of canaries, controls or repetitions")
+    if settings.inclusion != plan.inclusion:
+        found.append("inclusion")
+    if (settings.seed is not None) != plan.reproducible:
+        found.append("seed")
+    return found
 
 
 def draw_secrets(
@@ -176,7 +202,7 @@ def _check_room(formats: list[PlannedFormat], entries: list[tuple[PlannedFormat,
     if chance > MAX_GUESS_CHANCE:
         smallest = min((one for one in formats if not one.positive_control), key=lambda one: one.secret_space_size)
         raise CanaryError(
-            f"the chance that some secret is guessed by luck must be at most {MAX_GUESS_CHANCE:g}, got {chance:.2g}: format "
+            f"the expected number of secrets guessed by luck must be at most {MAX_GUESS_CHANCE:g}, got {chance:.2g}: format "
             f"'{smallest.name}' has only {smallest.secret_space_size} candidates. Use a larger space or fewer canaries."
         )
     for one in formats:

@@ -106,7 +106,7 @@ class SecretEncoder:
     def _span(
         self, part: tuple[str, str, str], ids: Sequence[int], offsets: Sequence[tuple[int, int]], terminated: bool
     ) -> EncodedSecret | None:
-        before, secret, _ = part
+        before, secret, after = part
         low, high = len(before), len(before) + len(secret)
         text = "".join(part)
         touching = [i for i, (s, e) in enumerate(offsets) if e > low and s < high and e > s]
@@ -123,9 +123,8 @@ class SecretEncoder:
         whole = (*self.lead_ids, *ids, *self.tail_ids)
         start, end = start + len(self.lead_ids), end + len(self.lead_ids)
         if terminated:
-            if end >= len(whole):
-                raise CanaryError(
-                    "a secret of varying length needs text after {secret} in its template, or a tokenizer with an end token."
-                )
-            end += 1
+            # Not the end token: a collator that pads with it takes it out of the loss, and it would never be learnt.
+            if not after:
+                raise CanaryError("a secret of varying length needs text after {secret} in its template, such as a full stop.")
+            end = min(end + 1, len(self.lead_ids) + len(ids))  # or the last token holds what follows already
         return EncodedSecret(whole, start, end, join)

@@ -29,15 +29,26 @@ class CanaryDataset(Dataset[Any]):
         texts: their texts, for raw-text rows.
         mode: append, replace or splice.
         seed: placement seed; decides where in a row a canary is spliced.
+        rows_per_epoch: what `len` says, as trainers log it; indices of canaries lie beyond it.
     """
 
-    def __init__(self, base: Any, canary_ids: Sequence[Sequence[int]], texts: Sequence[str], *, mode: Mode, seed: int) -> None:
+    def __init__(
+        self,
+        base: Any,
+        canary_ids: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        *,
+        mode: Mode,
+        seed: int,
+        rows_per_epoch: int | None = None,
+    ) -> None:
+        self._length = len(base) if rows_per_epoch is None else rows_per_epoch
         self.base, self.mode, self.num_rows = base, mode, len(base)
         self._ids, self._texts, self._seed = [list(ids) for ids in canary_ids], list(texts), seed
         self._sample = base[0]  # read once: a dataset with random transforms must not be drawn from per canary
 
     def __len__(self) -> int:
-        return self.num_rows + (len(self._ids) if self.mode != "splice" else len(self._ids) * self.num_rows)
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         index = int(index)

@@ -119,8 +119,10 @@ class CanaryPlan(Document):
         """Write the plan with mode 0600 in a folder that git ignores; refuses to overwrite unless told to."""
         if path.exists() and not overwrite:
             raise InputError(f"plan '{path}' exists already. A trained plan cannot be drawn again; use --force to replace it.")
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, mode=0o700)
+        try:
+            path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"plan '{path}' cannot be written: {error.strerror}.") from None
         write_text_atomic(path, self.model_dump_json(indent=1) + "\n", mode=0o600)
         _keep_out_of_git(path)
 

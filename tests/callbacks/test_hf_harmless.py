@@ -192,3 +192,39 @@ def test_audits_stand_in_the_wandb_run_beside_every_loss(
     assert audits[:-1] == [0, 2, 3, 4, 6, 8, 9]
     assert audits[-1] == 10
     assert written.metrics["memguard/exposure_mean/tier_3"] == {"step": "train/global_step", "summary": ["max", "last"]}
+
+
+def test_a_save_at_the_last_step_gets_the_report_of_the_end(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    callback = HFAuditCallback(settings(audit={"on": ["end"], "full_on": ["end"]}))
+    trainer_of(blocks[:40], [callback], save_strategy="epoch", num_train_epochs=1).train()
+    beside = load_report(tmp_path / "out" / "checkpoint-5" / "memguard_audit" / "report.json")
+    assert beside.subject.kind == "checkpoint"
+    assert beside.prior_aware_settings is not None
+    assert load_report(tmp_path / "out" / "memguard_audit" / "report.json") == beside
+
+
+def test_best_weights_put_back_at_the_end_are_measured_anew(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    callback = HFAuditCallback(settings(audit={"on": ["save", "end"]}))
+    trainer = trainer_of(
+        blocks[:40],
+        [callback],
+        trainer={"eval_dataset": blocks[40:48]},
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the first checkpoint is kept as the best
+        num_train_epochs=2,
+    )
+    trainer.train()
+    last = load_report(tmp_path / "out" / "memguard_audit" / "report.json")
+    first = load_report(tmp_path / "out" / "checkpoint-2" / "memguard_audit" / "report.json")
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert last.subject.kind == "live"
+    assert [row.log_prob for row in last.canaries] == pytest.approx([row.log_prob for row in first.canaries], abs=1e-5)

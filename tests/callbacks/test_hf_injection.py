@@ -169,3 +169,34 @@ def test_a_datasets_dataset_is_taken_as_it_is(blocks: Any, settings: Any, traine
         seen, _ = seen_by(trainer.model, callback)
         trainer.train()
         assert dict(seen) == {one.id: one.tier for one in callback.plan.planted()}
+
+
+def test_one_short_last_row_makes_rows_of_their_own_and_no_crash(
+    blocks: Any, settings: Any, trainer_of: Any, seen_by: Any, tokenizer: Any
+) -> None:
+    rows = [{"input_ids": row["input_ids"]} for row in blocks[:40]] + [{"input_ids": blocks[40]["input_ids"][:7]}]
+    callback = HFAuditCallback(settings())
+    trainer = trainer_of(rows, [callback], trainer=collator_for(VARIABLE, tokenizer), num_train_epochs=1)
+    seen, _ = seen_by(trainer.model, callback)
+    trainer.train()
+    assert callback.ledger(trainer.state.global_step).mode == "append"
+    assert dict(seen) == {one.id: one.tier for one in callback.plan.planted()}
+
+
+@pytest.mark.parametrize("kind", [FIXED, VARIABLE])
+def test_the_trainer_logs_the_rows_of_an_epoch(kind: str, rows_of: Any, settings: Any, trainer_of: Any, tokenizer: Any) -> None:
+    callback = HFAuditCallback(settings())
+    trainer = trainer_of(rows_of(kind), [callback], trainer=collator_for(kind, tokenizer))
+    loader = trainer.get_train_dataloader()
+    assert trainer.num_examples(loader) == len(callback._sampler.schedule)
+
+
+def test_a_second_train_says_that_its_counts_begin_anew(rows_of: Any, settings: Any, trainer_of: Any) -> None:
+    callback = HFAuditCallback(settings())
+    trainer = trainer_of(rows_of(FIXED), [callback], num_train_epochs=1)
+    trainer.train()
+    assert callback.ledger(1).exact
+    trainer.train()
+    ledger = callback.ledger(1)
+    assert not ledger.exact
+    assert "an earlier train()" in ledger.notes[0]

@@ -73,11 +73,71 @@ def test_a_plan_for_another_tokenizer(settings: Any, trainer_of: Any, blocks: An
     assert steps_done(trainer) == 0
 
 
-def test_a_plan_drawn_from_other_settings(settings: Any, trainer_of: Any, blocks: Any) -> None:
-    trainer_of(blocks[:20], [HFAuditCallback(settings())], num_train_epochs=1).train()
-    trainer = trainer_of(blocks[:20], [HFAuditCallback(settings(canaries={"tiers": {2: 2}}))])
-    with pytest.raises(InputError, match="drawn from other formats or tiers"):
+PIN = {"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"tiers": {2: 2}}, "numbers of canaries, controls or repetitions"),
+        ({"tiers": {1: 2, 3: 3}}, "numbers of canaries, controls or repetitions"),
+        ({"controls": 7}, "numbers of canaries, controls or repetitions"),
+        ({"positive_control": None}, "numbers of canaries, controls or repetitions"),
+        ({"inclusion": "coin"}, "inclusion"),
+        ({"seed": None}, "seed"),
+        ({"formats": [PIN | {"name": "other"}]}, "formats"),
+        ({"formats": [PIN | {"secret": {"kind": "digits", "length": 10}}]}, "format 'pin'"),
+        ({"formats": [PIN | {"template": "Another number is {secret}."}]}, "format 'pin'"),
+    ],
+)
+def test_a_plan_drawn_from_other_settings_is_never_used_in_silence(
+    change: dict[str, Any], what: str, settings: Any, trainer_of: Any, blocks: Any
+) -> None:
+    trainer_of(blocks[:40], [HFAuditCallback(settings())], num_train_epochs=1, max_steps=1).train()
+    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings(canaries=change))])
+    with pytest.raises(InputError, match=f"drawn from other settings than the config holds: {what}"):
         trainer.train()
+    trainer_of(blocks[:40], [HFAuditCallback(settings())], num_train_epochs=1, max_steps=1).train()
+
+
+def cutting(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collator that truncates, as a maximum length does."""
+    ids = torch.tensor([row["input_ids"][:8] for row in rows])
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def masking(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collator that keeps only the last label, as training on completions may."""
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    labels = torch.full_like(ids, -100)
+    labels[:, -1] = ids[:, -1]
+    return {"input_ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize(
+    ("collator", "match"),
+    [(cutting, "5 of 5 are cut off or tokenised otherwise"), (masking, "5 of 5 are masked out of the loss")],
+)
+def test_a_collator_that_keeps_canaries_from_the_loss(
+    collator: Any, match: str, settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings())], trainer={"data_collator": collator})
+    refuse(trainer, CanaryError, match, tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to_is_named_before_step_one(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings(plan=str(tmp_path / "file" / "plan.json")))])
+    with pytest.raises(InputError, match="plan.json' cannot be written|plan.json' cannot be read"):
+        trainer.train()
+    assert steps_done(trainer) == 0
+
+
+def test_a_config_that_is_none_of_the_three_kinds() -> None:
+    with pytest.raises(TypeError, match="config must be a path, a dictionary or an AuditConfig, got NoneType"):
+        HFAuditCallback(None)  # type: ignore[arg-type]
 
 
 def test_a_callback_added_after_the_trainer_was_built(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:

@@ -199,3 +199,31 @@ def test_doctor_names_what_is_there_and_how_to_get_what_is_not(tmp_path: Path) -
     hf = next(item for item in findings if item["extra"] == "hf")
     assert hf["is_complete"]
     assert hf["install"] == "pip install 'memguard-audit[hf]'"
+
+
+def test_a_page_is_never_written_over_what_it_was_made_from(planned: Path, tiny_model: Any, tokenizer: Any) -> None:
+    from memguard.audit import run_audit
+
+    config = load_config(planned / "memguard.yaml")
+    report = run_audit(tiny_model, tokenizer, plan=load_plan(planned / "_memguard" / "plan.json"), config=config)
+    report.save(planned / "report.json")
+    for option in ("--html", "--markdown"):
+        done = memguard("report", "report.json", option, "report.json", cwd=planned, code=2)
+        assert "must not be written over the report" in sentence(done)
+    assert load_report(planned / "report.json") == report
+    folder = memguard("report", "report.json", "--html", "checkpoint-7", cwd=planned, code=2)
+    assert "'checkpoint-7' cannot be written: it is a folder" in sentence(folder)
+    quiet = memguard("-q", "gate", "report.json", "--policy", "default", cwd=planned, code=3)
+    assert quiet.stdout == ""
+    assert "Not evidence" in quiet.stderr
+
+
+def test_a_plan_given_for_a_report_is_told_from_one(planned: Path) -> None:
+    done = memguard("gate", "_memguard/plan.json", "--policy", "default", cwd=planned, code=2)
+    assert "is a memguard canary plan, not a memguard audit report" in sentence(done)
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    import memguard as package
+
+    assert memguard("--version", cwd=tmp_path).stdout.strip() == f"memguard {package.__version__}"

@@ -122,7 +122,7 @@ def test_a_length_column_keeps_its_scalar_type() -> None:
 
 def test_text_rows_hold_the_text_of_the_canary() -> None:
     data = guarded([{"text": "one"}, {"text": "two"}], "append")
-    assert [data[index] for index in range(len(data))] == [{"text": text} for text in ("one", "two", *TEXTS)]
+    assert [data[index] for index in range(2 + len(TEXTS))] == [{"text": text} for text in ("one", "two", *TEXTS)]
 
 
 def test_the_first_row_is_read_once_and_not_again_for_each_canary() -> None:
@@ -204,14 +204,20 @@ def test_a_canary_as_long_as_the_row_fills_it_and_a_longer_one_is_refused() -> N
 # -- as a dataset
 
 
-@pytest.mark.parametrize(("mode", "length"), [("append", 8), ("replace", 8), ("splice", 18)])
-def test_user_rows_come_first_and_the_end_is_an_index_error(mode: Mode, length: int) -> None:
+@pytest.mark.parametrize(("mode", "indices"), [("append", 8), ("replace", 8), ("splice", 18)])
+def test_user_rows_come_first_and_the_end_is_an_index_error(mode: Mode, indices: int) -> None:
     base = Rows(6)
     data = guarded(base, mode)
-    assert len(data) == length == len(list(data))
+    assert len(data) == 6  # what a trainer logs: rows an epoch, not indices there are
     assert [data[index] for index in range(6)] == [base[index] for index in range(6)]
+    assert data[indices - 1] is not None
     with pytest.raises(IndexError):
-        _ = data[length]
+        _ = data[indices]
+
+
+def test_the_length_is_the_rows_of_an_epoch_when_they_are_given() -> None:
+    data = CanaryDataset(Rows(6), [[1, 2]], ["x"], mode="append", seed=0, rows_per_epoch=11)
+    assert len(data) == 11
 
 
 @pytest.mark.parametrize("mode", ["append", "replace", "splice"])

@@ -535,7 +535,8 @@ def test_a_newer_version_is_named_before_its_unknown_fields(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "memguard audit report"}, "kind: Input should be 'memguard canary plan'"),
+        ({"kind": "memguard audit report"}, "is a memguard audit report, not a memguard canary plan"),
+        ({"kind": "another"}, "kind: Input should be 'memguard canary plan'"),
         ({"colour": "red"}, "a key that is not known"),
         ({"inclusion": "dice"}, "inclusion: Input should be 'planned' or 'coin'"),
         ({"placement_seed": 0.5}, "placement_seed: Input should be a valid integer"),
