@@ -122,6 +122,8 @@ class SecretEncoder:
             join = "space"
         whole = (*self.lead_ids, *ids, *self.tail_ids)
         start, end = start + len(self.lead_ids), end + len(self.lead_ids)
+        if start < 1:
+            raise CanaryError("a template must have text before {secret} where the tokenizer has neither BOS nor EOS.")
         if terminated:
             # Not the end token: a collator that pads with it takes it out of the loss, and it would never be learnt.
             if not after:

@@ -12,7 +12,7 @@ import random
 import string
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from memguard.canaries.wordlists import WORDS
 from memguard.documents import Document
@@ -257,13 +257,6 @@ class CanaryFormat(Document):
         if set(fields) - {"secret", "name"} or any(spec or how for _, spec, how in parsed):
             raise ValueError("template may hold {secret} and {name} and no other placeholder")
         return value
-
-    @model_validator(mode="after")
-    def _needs_text_before(self) -> CanaryFormat:
-        before, _, _ = self.split("", name="")
-        if not before.strip():
-            raise ValueError("template must have text before {secret}: it is the prefix the secret is measured behind")
-        return self
 
     @property
     def has_name(self) -> bool:

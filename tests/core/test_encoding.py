@@ -353,3 +353,17 @@ def test_an_added_token_an_end_token_or_a_normalisation_changes_the_digest(token
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
     digests.add(tokenizer_digest(lowered))
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("template", ["{secret} is the pin.", "Pin {secret} is it.", "The pin is {secret}"])
+def test_a_secret_may_stand_anywhere_in_its_template(tokenizer: Any, template: str) -> None:
+    (item,) = encode(tokenizer, template, DigitsSpace(length=4), ["0042"])
+    assert item.start >= 1
+    assert tokenizer.decode(item.ids[item.start : item.end]).strip() == "0042"
+
+
+def test_a_secret_with_nothing_before_it_at_all_is_refused(tokenizer: Any) -> None:
+    bare = SecretEncoder(tokenizer, (), ())
+    one = CanaryFormat(name="first", template="{secret} is the pin.", secret=DigitsSpace(length=4))
+    with pytest.raises(CanaryError, match=r"must have text before \{secret\}"):
+        bare.encode(one, ["0042"], [None])

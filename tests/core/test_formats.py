@@ -213,8 +213,6 @@ def test_a_name_behind_the_secret_leaves_the_prefix_shared() -> None:
         ("Card {secret} {name:{width}}", "no other placeholder"),
         ("Card {secret", "must have balanced braces"),
         ("Card secret}", "must have balanced braces"),
-        ("{secret}.", "must have text before {secret}"),
-        (" \n{secret}.", "must have text before {secret}"),
     ],
 )
 def test_a_template_without_one_plain_secret_behind_a_text_is_refused(template: str, message: str) -> None:
