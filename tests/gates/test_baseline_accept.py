@@ -146,7 +146,7 @@ def test_a_changed_report_in_a_baseline_is_noticed(first):
     [
         ({"schema_version": 2}, "schema version 2; this memguard reads up to 1"),
         ({"runs": []}, "is not readable: runs"),
-        ({"kind": "memguard decision"}, "is not readable: kind"),
+        ({"kind": "memguard decision"}, "not a memguard baseline"),
         ({"extra": 1}, "is not readable: "),
     ],
 )
