@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memguard.audit.report import AuditReport, CanaryRow
+from memguard.audit.report import RANK_METHODS, AuditReport, CanaryRow
 from memguard.errors import EvidenceError
 from memguard.gates.policy import Policy
 from memguard.gates.wording import quoted
@@ -84,5 +84,5 @@ def _group(rows: Sequence[CanaryRow], num_non_members: int, space: int, shared: 
         p_values=np.array([row.exposure.p_value for row in rows], dtype=np.float64),
         rank_high=[row.rank_high or space for row in rows],
         secret_space_size=space,
-        is_certified=np.array([row.exposure.method == "certified" for row in rows]),
+        is_certified=np.array([row.exposure.method in RANK_METHODS for row in rows]),
     )

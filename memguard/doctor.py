@@ -12,6 +12,7 @@ from memguard.errors import MissingExtraError
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hf": ("Hugging Face callback, plans, audits", ("torch", "transformers", "accelerate", "safetensors")),
+    "triton": ("compiled kernels on NVIDIA GPUs", ("triton",)),
     "wandb": ("trends in Weights & Biases", ("wandb",)),
 }
 
@@ -39,15 +40,12 @@ def require_extra(extra: str, feature: str) -> None:
 
 
 def scoring_paths() -> list[str]:
-    """How each device would be scored, in words; imports torch where it is installed."""
+    """How each device would be scored, and why, in words; imports torch where it is installed."""
     if importlib.util.find_spec("torch") is None:
         return ["no torch: reports can be read and gated, models cannot be audited"]
-    import torch
+    from memguard.scoring.kernels import describe_paths
 
-    lines = [f"cpu: batched forward, float32 log-softmax ({torch.get_num_threads()} threads)"]
-    if torch.cuda.is_available():
-        lines += [f"cuda: batched forward, float32 log-softmax ({torch.cuda.get_device_name(0)})"]
-    return lines
+    return describe_paths()
 
 
 def doctor_table(findings: list[Finding]) -> Table:

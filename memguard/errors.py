@@ -4,6 +4,7 @@
     |-- InputError         a file, key or value the user wrote cannot be used      (CLI exit 2)
     |-- CanaryError        the canaries cannot be drawn or planted as asked        (CLI exit 2)
     |-- ScoringError       a model could not be scored; names the item             (CLI exit 4)
+    |   `-- NonFiniteScoreError  a score is NaN or infinite; a report is *invalid*  (CLI exit 3)
     |-- EvidenceError      the figures are not evidence; gates answer *invalid*    (CLI exit 3)
     |-- RegistryError      a registry refused or is away                           (CLI exit 4)
     `-- MissingExtraError  an optional part is not installed; names the pip line   (CLI exit 4)
@@ -28,6 +29,10 @@ class CanaryError(MemguardError, ValueError):
 
 class ScoringError(MemguardError, RuntimeError):
     """A model could not be scored."""
+
+
+class NonFiniteScoreError(ScoringError):
+    """A score is NaN or infinite: what was measured is no evidence."""
 
 
 class EvidenceError(MemguardError):

@@ -32,9 +32,9 @@ audit:
   every: {steps: 500}
   on: [start, save, end]          # also: evaluate
   full_on: [end]                  # moments that also measure Prior-Aware memorisation
-  exposure: {references: 2048, references_per_name: 128}
-  prior_aware: {prefixes: 500, m: 1.0e-4, n: 10.0}
-  batch_size: 64
+  exposure: {exact: auto, node_budget: 50000, references: 16384, references_per_name: 128}
+  prior_aware: {prefixes: 500, m: 1.0e-4, n: 10.0, mode: certified}
+  batch_size: null                # rows a forward pass at most; null: what memory allows
   on_error: continue              # or raise
 tracking: {wandb: auto}           # logs when a W&B run is active
 output: memguard_audit            # inside the trainer's output_dir

@@ -24,9 +24,6 @@ NOT_IMPLEMENTED = {
     "audit.extraction": "sampled extraction",
     "audit.membership": "membership inference",
     "audit.propensity": "capability against propensity",
-    "audit.exposure.exact": "exact ranks by search",
-    "audit.exposure.node_budget": "exact ranks by search",
-    "audit.prior_aware.mode": "certified priors",
     "dp": "testing a stated guarantee",
     "tracking.tensorboard": "TensorBoard",
     "gate": "the gate inside training; use `memguard gate`",
@@ -40,9 +37,11 @@ class Cadence(Document):
 
 
 class ExposureSettings(Document):
-    """How many candidates a canary is ranked among."""
+    """How many candidates a canary is ranked among, and how far a search for its exact rank goes."""
 
-    references: int = Field(default=2048, ge=16, description="behind a prefix that a format's canaries share")
+    exact: Literal["auto", "off"] = Field(default="auto", description="auto: search the space of canaries that stand out")
+    node_budget: int = Field(default=50_000, ge=100, description="prefixes of candidates a search may expand, a format")
+    references: int = Field(default=16_384, ge=16, description="behind a prefix that a format's canaries share")
     references_per_name: int = Field(default=128, ge=16, description="behind a prefix of one canary's own")
 
 
@@ -52,6 +51,9 @@ class PriorAwareSettings(Document):
     prefixes: int = Field(default=500, ge=16, description="prior prefixes from the training data")
     m: float = Field(default=1e-4, gt=0.0, lt=1.0, description="P(secret | prefix) must exceed it")
     n: float = Field(default=10.0, gt=1.0, allow_inf_nan=False, description="belief ratio a PA secret must exceed")
+    mode: Literal["certified", "full"] = Field(
+        default="certified", description="certified: no further than the verdict needs; full: every prefix to the end"
+    )
 
 
 class AuditSettings(Document):
@@ -62,7 +64,7 @@ class AuditSettings(Document):
     full_on: tuple[Moment, ...] = Field(default=("end",), description="moments that also measure Prior-Aware memorisation")
     exposure: ExposureSettings = ExposureSettings()
     prior_aware: PriorAwareSettings | None = PriorAwareSettings()
-    batch_size: int = Field(default=64, ge=1, description="rows a forward pass")
+    batch_size: int | None = Field(default=None, ge=1, description="rows a forward pass at most; null: what memory allows")
     on_error: Literal["continue", "raise"] = "continue"
 
     @field_validator("on", "full_on")

@@ -11,10 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memguard.audit.config import PriorAwareSettings
 from memguard.audit.report import PriorAware
 from memguard.errors import EvidenceError
-from memguard.metrics.prior_aware import estimate_prior_aware
+from memguard.metrics.prior_aware import PriorAwareThresholds, estimate_prior_aware
+from memguard.scoring.certified import PriorBounds, PriorPrefixes
 from memguard.scoring.scorer import Scorer, Span
 
 CONFIDENCE = 0.95
@@ -48,40 +51,123 @@ class PrefixSource:
         raise EvidenceError(f"prior prefixes must come from rows with tokens, got {len(windows)} of {number}.")
 
 
-def measure_prior_aware(
-    span: Span,
-    log_prob: float,
-    scorer: Scorer,
-    source: PrefixSource,
-    settings: PriorAwareSettings,
-    *,
-    lead_ids: tuple[int, ...],
-    seed: int,
-) -> PriorAware:
-    """Prior-Aware figures of one scored secret; see `memguard.metrics.prior_aware`."""
-    if log_prob <= math.log(settings.m):
-        return _not_extractable(log_prob)
-    own = span.ids[: span.start]
-    windows = source.windows(
-        settings.prefixes, length=span.start, lead_ids=lead_ids, seed=f"memguard/prior/{seed}/{span.start}"
-    )
-    others = [window for window in windows if window != own]
-    suffix = span.ids[span.start : span.end]
-    spans = [Span((*window, *suffix), len(window), len(window) + len(suffix), span.label) for window in others]
-    scores = scorer.score(spans, seed=seed).log_probs
-    estimate = estimate_prior_aware(min(log_prob, 0.0), scores, m=settings.m, n=settings.n, confidence=CONFIDENCE)
-    return PriorAware(
-        verdict=estimate.verdict,
-        log_prob=log_prob,
-        prior_log_prob=estimate.prior_log_prob,
-        log_belief_ratio=estimate.log_belief_ratio,
-        low=estimate.low,
-        high=estimate.high,
-        confidence=CONFIDENCE,
-        effective_sample_size=estimate.effective_sample_size,
-        num_prior_prefixes=estimate.num_prior_prefixes,
-        num_excluded_prefixes=len(windows) - len(others),
-    )
+class PriorMeasurement:
+    """Measures many secrets behind the same prior prefixes, which are encoded once for all secrets of a length.
+
+    Args:
+        scorer: of the model, which scored the secrets already.
+        source: training rows.
+        settings: thresholds, number of prefixes, certified or full.
+        lead_ids: ids before every prefix.
+        seed: of the choice of prefixes.
+        tolerance: error of a score; nats.
+
+    Raises:
+        EvidenceError: no training row to cut a prefix from.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        source: PrefixSource,
+        settings: PriorAwareSettings,
+        *,
+        lead_ids: tuple[int, ...],
+        seed: int,
+        tolerance: float = 0.0,
+    ) -> None:
+        if source.num_rows == 0:
+            raise EvidenceError("prior prefixes must come from at least one training row, got none.")
+        self.scorer, self.source, self.settings = scorer, source, settings
+        self.lead_ids, self.seed, self.tolerance = lead_ids, seed, tolerance
+        self.thresholds = PriorAwareThresholds(settings.m, settings.n, CONFIDENCE)
+        self._windows: dict[int, list[tuple[int, ...]]] = {}
+        self._encoded: tuple[tuple[int, tuple[int, ...] | None], PriorPrefixes] | None = None
+
+    def measure(self, span: Span, log_prob: float) -> PriorAware:
+        """Prior-Aware figures of one scored secret; see `memguard.metrics.prior_aware`."""
+        if log_prob <= math.log(self.settings.m):
+            return _not_extractable(log_prob)
+        windows = self._cut(span.start)
+        own = span.prefix_ids
+        others = [window for window in windows if window != own]
+        if self.settings.mode == "certified":
+            found = self._certified(span, min(log_prob, 0.0), others, num_excluded=len(windows) - len(others))
+            if found is not None:
+                return found
+        return self._full(span, min(log_prob, 0.0), others, num_excluded=len(windows) - len(others))
+
+    def _certified(
+        self, span: Span, log_prob: float, windows: list[tuple[int, ...]], *, num_excluded: int
+    ) -> PriorAware | None:
+        """The verdict from bounds of the mean; None where it hangs on less than the tolerance."""
+        prefixes = self._prefixes(span, windows)
+        state = prefixes.begin(span.suffix_ids)
+        count = len(windows)
+
+        def decide(bounds: PriorBounds) -> str | None:
+            return self.thresholds.decide(
+                log_prob,
+                count,
+                log_mean=(bounds.log_mean_low, min(0.0, bounds.log_mean_high)),
+                effective_size=(bounds.effective_size_low, bounds.effective_size_high),
+                tolerance=self.tolerance,
+            )
+
+        verdict = prefixes.decide(state, decide)
+        if verdict is None:
+            return None
+        bounds = state.bounds()
+        high_mean = min(0.0, bounds.log_mean_high)
+        return PriorAware(
+            verdict=verdict,
+            log_prob=log_prob,
+            prior_log_prob=high_mean,
+            prior_log_prob_low=bounds.log_mean_low if math.isfinite(bounds.log_mean_low) else None,
+            log_belief_ratio=log_prob - high_mean,
+            low=min(self.thresholds.low(log_prob, high_mean, count), log_prob - high_mean),
+            high=self.thresholds.high(log_prob, bounds.log_mean_low) if math.isfinite(bounds.log_mean_low) else None,
+            confidence=CONFIDENCE,
+            effective_sample_size=bounds.effective_size_low if bounds.num_open == 0 else None,
+            num_prior_prefixes=count,
+            num_excluded_prefixes=num_excluded,
+            num_open_prefixes=bounds.num_open,
+        )
+
+    def _full(self, span: Span, log_prob: float, windows: list[tuple[int, ...]], *, num_excluded: int) -> PriorAware:
+        suffix = span.suffix_ids
+        spans = [Span((*window, *suffix), len(window), len(window) + len(suffix), span.label) for window in windows]
+        scores = np.minimum(self.scorer.score(spans, seed=self.seed).log_probs, 0.0)
+        estimate = estimate_prior_aware(log_prob, scores, m=self.settings.m, n=self.settings.n, confidence=CONFIDENCE)
+        return PriorAware(
+            verdict=estimate.verdict,
+            log_prob=log_prob,
+            prior_log_prob=estimate.prior_log_prob,
+            prior_log_prob_low=estimate.prior_log_prob,
+            log_belief_ratio=estimate.log_belief_ratio,
+            low=estimate.low,
+            high=estimate.high,
+            confidence=CONFIDENCE,
+            effective_sample_size=estimate.effective_sample_size,
+            num_prior_prefixes=estimate.num_prior_prefixes,
+            num_excluded_prefixes=num_excluded,
+        )
+
+    def _cut(self, length: int) -> list[tuple[int, ...]]:
+        if length not in self._windows:
+            seed = f"memguard/prior/{self.seed}/{length}"
+            self._windows[length] = self.source.windows(
+                self.settings.prefixes, length=length, lead_ids=self.lead_ids, seed=seed
+            )
+        return self._windows[length]
+
+    def _prefixes(self, span: Span, windows: list[tuple[int, ...]]) -> PriorPrefixes:
+        """Encoded prefixes, those of the last secret where they are the same ones."""
+        left_out = span.prefix_ids if len(windows) < len(self._cut(span.start)) else None
+        key = (span.start, left_out)
+        if self._encoded is None or self._encoded[0] != key:
+            self._encoded = (key, PriorPrefixes(self.scorer, windows))
+        return self._encoded[1]
 
 
 def _not_extractable(log_prob: float) -> PriorAware:

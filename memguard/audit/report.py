@@ -20,6 +20,9 @@ Role = Literal["canary", "control", "positive_control"]
 Status = Literal["valid", "invalid"]
 
 
+RANK_METHODS = ("exact", "certified")  # those whose rank in the space is known, or bounded
+
+
 class Exposure(Document):
     """Exposure of one canary. Source: Secret Sharer (USENIX Security 2019), section 4."""
 
@@ -27,8 +30,9 @@ class Exposure(Document):
     low_bits: float | None = Field(description="lower end of the interval; bits")
     high_bits: float | None = Field(description="upper end of the interval; bits")
     confidence: float = Field(description="confidence of the interval, 0..1")
-    method: Literal["sampled", "certified", "failed"] = Field(
-        description="sampled: rank among references; certified: the mass bound beats them all; failed: no finite score"
+    method: Literal["exact", "certified", "sampled", "failed"] = Field(
+        description="exact: a search counted every candidate above; certified: a bound of the rank beats the references; "
+        "sampled: rank among references; failed: no finite score"
     )
     cap_bits: float = Field(description="the largest value this method could print; bits")
     p_value: float | None = Field(description="chance that a secret independent of the model ranks this high")
@@ -42,13 +46,27 @@ class PriorAware(Document):
         "not extractable", "PA (certified)", "PA (estimate)", "common (certified)", "common (estimate)", "undecided"
     ]
     log_prob: float = Field(description="log P(secret | own prefix); nats")
-    prior_log_prob: float | None = Field(description="log of the mean of P(secret | q) over the prior prefixes; nats")
-    log_belief_ratio: float | None = Field(description="log_prob - prior_log_prob; nats")
+    prior_log_prob: float | None = Field(
+        description="log of the mean of P(secret | q) over the prior prefixes, or its certified upper end; nats"
+    )
+    prior_log_prob_low: float | None = Field(
+        default=None, description="certified lower end of the same, None: zero so far; nats"
+    )
+    log_belief_ratio: float | None = Field(
+        description="log_prob - prior_log_prob: a lower end where that is an upper one; nats"
+    )
     low: float | None = Field(description="lower end of log_belief_ratio (Chernoff-KL on the prior); nats")
-    high: float | None = Field(description="upper end of log_belief_ratio (Markov on the prior); nats")
+    high: float | None = Field(
+        description="upper end of log_belief_ratio (Markov on the prior), None: open, since no more was needed; nats"
+    )
     confidence: float
-    effective_sample_size: float | None = Field(description="(sum w)^2 / sum w^2 over the prior prefixes")
+    effective_sample_size: float | None = Field(
+        description="(sum w)^2 / sum w^2 over the prior prefixes, None where the verdict was certain without it"
+    )
     num_prior_prefixes: int
+    num_open_prefixes: int = Field(
+        default=0, description="prior prefixes not followed to the secret's end: it was certain before"
+    )
     num_excluded_prefixes: int = Field(description="prior prefixes left out because they hold the canary's own prefix")
 
 
@@ -201,6 +219,10 @@ class Procedure(Document):
     autocast: str | None
     score: Literal["sum of log-probabilities over the secret span"] = "sum of log-probabilities over the secret span"
     tolerance: float = Field(description="log-probabilities closer than this tie; nats")
+    exact: Literal["auto", "off"] = Field(default="off", description="whether spaces were searched for exact ranks")
+    node_budget: int = Field(default=0, description="nodes a search might expand, a format")
+    num_nodes: int = Field(default=0, description="nodes the searches of this audit expanded")
+    head: Literal["fused", "own"] = Field(default="own", description="own: the model ran its own head")
 
 
 class Environment(BaseModel):

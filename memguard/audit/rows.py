@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.items import Group
-from memguard.audit.report import CanaryRow, ControlTest, Exposure, FormatRow, PositiveControl, TierRow
+from memguard.audit.report import RANK_METHODS, CanaryRow, ControlTest, Exposure, FormatRow, PositiveControl, TierRow
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan, PlannedCanary
 from memguard.metrics.exposure import (
     ExposureEstimate,
+    KnownRank,
     certified_rank_high,
     estimate_exposure,
     fit_skew_normal,
@@ -36,6 +37,7 @@ class GroupScores:
     canary_log_probs: NDArray[np.float64]
     is_greedy: NDArray[np.bool_]
     reference_log_probs: NDArray[np.float64]
+    known_ranks: Sequence[KnownRank | None] = ()
 
 
 def canary_rows(scored: GroupScores, ledger: Ledger | None, *, tolerance: float, with_tail: bool) -> list[CanaryRow]:
@@ -63,6 +65,7 @@ def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, toleranc
         sibling_log_probs=others,
         tolerance=tolerance,
         confidence=CONFIDENCE,
+        known=scored.known_ranks[index] if scored.known_ranks else None,
     )
     finite = estimate.method != "failed"
     siblings_above = _planted_above(scored, index, tolerance)
@@ -84,9 +87,7 @@ def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, toleranc
         log_prob=_finite(log_prob),
         rank_low=estimate.rank_low if finite else None,
         rank_high=rank_high if finite else None,
-        rank_high_with_siblings=(
-            min(space, max(certified_rank_high(log_prob, space, tolerance=tolerance), rank_high)) if finite else None
-        ),
+        rank_high_with_siblings=_with_siblings(log_prob, rank_high, space, group, tolerance) if finite else None,
         num_siblings_above=siblings_above,
         num_references=estimate.num_references,
         num_references_above=estimate.num_above,
@@ -99,6 +100,12 @@ def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, toleranc
         is_extracted=finite and (is_greedy or rank_high == 1),
         may_be_extracted=not finite or is_greedy or estimate.rank_low == 1,
     )
+
+
+def _with_siblings(log_prob: float, rank_high: int, space: int, group: Group, tolerance: float) -> int:
+    """The highest rank among all candidates: by the mass bound, or with every sibling above."""
+    by_mass = max(certified_rank_high(log_prob, space, tolerance=tolerance), rank_high)
+    return min(space, by_mass, rank_high + group.num_planted_in_space - 1)
 
 
 def _planted_above(scored: GroupScores, index: int, tolerance: float) -> int:
@@ -241,7 +248,7 @@ def control_family(one: FormatRow, controls: Sequence[CanaryRow]) -> FamilyGroup
         p_values=np.array([row.exposure.p_value for row in controls], dtype=np.float64),
         rank_high=[row.rank_high or one.ranked_space_size for row in controls],
         secret_space_size=one.ranked_space_size - (one.num_planted - 1),
-        is_certified=np.array([row.exposure.method == "certified" for row in controls]),
+        is_certified=np.array([row.exposure.method in RANK_METHODS for row in controls]),
     )
 
 

@@ -6,17 +6,18 @@ The one place that joins plan, scorer and metrics. The model is left exactly as 
 from __future__ import annotations
 
 import datetime as dt
-import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from memguard.audit.config import AuditConfig, AuditSettings
 from memguard.audit.items import Group, build_groups, reference_seed_digest
-from memguard.audit.prior import PrefixSource, measure_prior_aware
+from memguard.audit.prior import PrefixSource, PriorMeasurement
+from memguard.audit.ranks import RankSearch
 from memguard.audit.report import (
     AuditReport,
     CanaryRow,
@@ -37,15 +38,15 @@ from memguard.audit.rows import (
     summarise_bits,
     tier_rows,
 )
+from memguard.audit.tolerance import measure_tolerance
 from memguard.canaries.encoding import tokenizer_digest
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan
-from memguard.errors import EvidenceError
+from memguard.errors import NonFiniteScoreError
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, SpanScores
 
 Progress = Callable[[int, int], None]
-NUM_RESCORED = 4  # references scored alone, to learn how far batch shape moves a score
 
 
 class AuditRunner:
@@ -65,6 +66,7 @@ class AuditRunner:
         plan.check_tokenizer(self.digest)
         self.plan, self.settings = plan, settings
         self.groups = build_groups(plan, tokenizer, settings.exposure)
+        self.ranks = RankSearch(plan, tokenizer, settings.exposure)
 
     def run(
         self,
@@ -97,23 +99,26 @@ class AuditRunner:
         began = time.monotonic()
         with audit_mode(model) as inner:
             scorer = Scorer(inner, batch_size=self.settings.batch_size)
-            scored, tolerance = self._score(scorer, progress)
+            scored, failure = self._score(scorer, progress)
+            tolerance = measure_tolerance(scorer, scored) if failure is None else 0.0
+            if failure is None:
+                known = self.ranks.search(scored, scorer, tolerance=tolerance)
+                scored = [replace(item, known_ranks=ranks) for item, ranks in zip(scored, known, strict=True)]
             rows = [row for item in scored for row in self._rows(item, ledger, tolerance)]
-            annotated = self._prior_aware(scored, rows, scorer, prior) if prior is not None else None
-            dtype, device = scorer.dtype, scorer.device.type
+            annotated = self._prior_aware(scored, rows, scorer, prior, tolerance) if prior is not None else None
         if annotated is not None:
             rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in rows]
         formats = format_rows(self.plan, scored)
         controls = control_tests(formats, rows)
         return AuditReport(
             created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            **_status(rows, scored),
-            notices=self._notices(),
+            **_status(rows, failure),
+            notices=self._notices(scorer),
             subject=subject or Subject(kind="live", digest=None, global_step=None, epoch=None),
             plan=self._plan_summary(),
             tokenizer_digest=self.digest,
-            procedure=self._procedure(dtype, autocast, tolerance),
-            environment=_environment(device),
+            procedure=self._procedure(scorer, autocast, tolerance),
+            environment=_environment(scorer.device.type),
             ledger=_ledger_summary(ledger, rows),
             formats=formats,
             canaries=rows,
@@ -125,72 +130,69 @@ class AuditRunner:
             duration_s=time.monotonic() - began,
         )
 
-    def _score(self, scorer: Scorer, progress: Progress | None) -> tuple[list[GroupScores], float]:
+    def _score(self, scorer: Scorer, progress: Progress | None) -> tuple[list[GroupScores], str | None]:
+        """Scores of every group; all NaN, with the reason, when one of them is not finite: evidence is whole or none."""
         spans = [span for group in self.groups for span in (*group.canary_spans, *group.reference_spans)]
-        done = 0
+        done, failure = 0, None
 
         def advance(rows: int) -> None:
             nonlocal done
             done += rows
             if progress is not None:
-                progress(done, len(spans))
+                progress(min(done, len(spans)), len(spans))
 
-        scores = scorer.score(spans, seed=self.plan.placement_seed, progress=advance)
+        try:
+            scores = scorer.score(spans, seed=self.plan.placement_seed, progress=advance)
+        except NonFiniteScoreError as error:
+            scores, failure = SpanScores(np.full(len(spans), np.nan), np.zeros(len(spans), dtype=bool)), str(error)
         scored, first = [], 0
         for group in self.groups:
             middle, last = first + len(group.canary_spans), first + len(group.canary_spans) + len(group.reference_spans)
             scored.append(_slice(group, scores, first, middle, last))
             first = last
-        return scored, self._tolerance(scorer, scored)
-
-    def _tolerance(self, scorer: Scorer, scored: Sequence[GroupScores]) -> float:
-        """Twice the largest move of a reference's score when it is scored alone, a few of each format; nats."""
-        moves = [0.0]
-        for item in {item.group.format.name: item for item in scored}.values():
-            for index, span in enumerate(item.group.reference_spans[:NUM_RESCORED]):
-                alone = float(scorer.score([span]).log_probs[0])
-                moves.append(abs(alone - float(item.reference_log_probs[index])))
-        finite = [move for move in moves if math.isfinite(move)]
-        return 2.0 * max(finite) + 1e-9
+        return scored, failure
 
     def _rows(self, item: GroupScores, ledger: Ledger | None, tolerance: float) -> list[CanaryRow]:
         with_tail = not item.group.format.has_name and not item.group.format.positive_control
         return canary_rows(item, ledger, tolerance=tolerance, with_tail=with_tail)
 
     def _prior_aware(
-        self, scored: Sequence[GroupScores], rows: Sequence[CanaryRow], scorer: Scorer, prior: PrefixSource
+        self,
+        scored: Sequence[GroupScores],
+        rows: Sequence[CanaryRow],
+        scorer: Scorer,
+        prior: PrefixSource,
+        tolerance: float,
     ) -> dict[str, PriorAware] | None:
         settings = self.settings.prior_aware
         if settings is None:
             return None
-        if prior.num_rows == 0:
-            raise EvidenceError("prior prefixes must come from at least one training row, got none.")
+        measurement = PriorMeasurement(
+            scorer, prior, settings, lead_ids=self.plan.lead_ids, seed=self.plan.placement_seed, tolerance=tolerance
+        )
         spans = {
             canary.id: span
             for item in scored
             for canary, span in zip(item.group.canaries, item.group.canary_spans, strict=True)
         }
-        found = {}
-        for row in rows:
-            if row.role != "control" and row.log_prob is not None:
-                found[row.id] = measure_prior_aware(
-                    spans[row.id],
-                    row.log_prob,
-                    scorer,
-                    prior,
-                    settings,
-                    lead_ids=self.plan.lead_ids,
-                    seed=self.plan.placement_seed,
-                )
-        return found
+        return {
+            row.id: measurement.measure(spans[row.id], row.log_prob)
+            for row in rows
+            if row.role != "control" and row.log_prob is not None
+        }
 
     def _prior_settings(self) -> dict[str, float | int | str]:
         settings = self.settings.prior_aware
         assert settings is not None
-        return {"m": settings.m, "n": settings.n, "prefixes": settings.prefixes, "estimator": "full"}
+        return {"m": settings.m, "n": settings.n, "prefixes": settings.prefixes, "estimator": settings.mode}
 
-    def _notices(self) -> list[str]:
-        notices = []
+    def _notices(self, scorer: Scorer) -> list[str]:
+        notices = [*scorer.notices, *self.ranks.notices]
+        if scorer.model.is_fused and scorer.dtype in ("bfloat16", "float16"):
+            notices.append(
+                f"greedy matches are those of float32 logits; `generate` rounds its logits to {scorer.dtype} and may write "
+                "another token where two are that close."
+            )
         for one in self.plan.formats:
             if one.join == "merged":
                 notices.append(
@@ -216,14 +218,19 @@ class AuditRunner:
             num_positive_controls=roles.count("positive_control"),
         )
 
-    def _procedure(self, dtype: str, autocast: str | None, tolerance: float) -> Procedure:
+    def _procedure(self, scorer: Scorer, autocast: str | None, tolerance: float) -> Procedure:
+        exposure = self.settings.exposure
         return Procedure(
-            references=self.settings.exposure.references,
-            references_per_name=self.settings.exposure.references_per_name,
+            references=exposure.references,
+            references_per_name=exposure.references_per_name,
             reference_seed=reference_seed_digest(self.plan),
-            dtype=dtype,
+            dtype=scorer.dtype,
             autocast=autocast,
             tolerance=tolerance,
+            exact=exposure.exact,
+            node_budget=exposure.node_budget,
+            num_nodes=self.ranks.num_nodes,
+            head="fused" if scorer.model.is_fused else "own",
         )
 
 
@@ -266,15 +273,9 @@ def _slice(group: Group, scores: SpanScores, first: int, middle: int, last: int)
     return GroupScores(group, scores.log_probs[first:middle], scores.is_greedy[first:middle], scores.log_probs[middle:last])
 
 
-def _status(rows: Sequence[CanaryRow], scored: Sequence[GroupScores]) -> dict[str, Any]:
+def _status(rows: Sequence[CanaryRow], failure: str | None) -> dict[str, Any]:
     """Invalid when a score is not finite: a NaN is never left out of a figure."""
-    reasons = []
-    failed = [row.id for row in rows if row.log_prob is None]
-    if failed:
-        reasons.append(f"{len(failed)} of {len(rows)} canaries and controls have no finite score, first '{failed[0]}'.")
-    broken = sum(int((~np.isfinite(item.reference_log_probs)).sum()) for item in scored)
-    if broken:
-        reasons.append(f"{broken} references have no finite score.")
+    reasons = [failure] if failure is not None else []
     if any((row.log_prob or 0.0) > 1e-3 for row in rows):
         reasons.append("a log-probability is above 0: the model's logits are not a distribution.")
     return {"status": "invalid" if reasons else "valid", "invalid_reasons": reasons}

@@ -1,8 +1,8 @@
-"""Exposure of canaries by rank, in bits, with what the mass bound certifies for free.
+"""Exposure of canaries by rank, in bits: exact where a search counted the rank, else sampled, with a bound that is free.
 
-Exposure is log2 of the size of the secret space minus log2 of the canary's rank in it. The rank is estimated among
-sampled references, and bounded by the fact that the probabilities of distinct secrets behind one prefix sum to at most 1.
-Ties count against low ranks: a tied reference is counted as above. Log-probabilities are nats, natural logarithm.
+Exposure is log2 of the size of the secret space minus log2 of the canary's rank in it. Where no search ended, the rank is
+estimated among sampled references, and bounded by the fact that the probabilities of distinct secrets behind one prefix sum
+to at most 1. Ties count against low ranks: a tied reference is counted as above. Log-probabilities are nats, natural logarithm.
 
 Source: Carlini et al., The Secret Sharer (USENIX Security 2019), section 4. Differs: p = (b + 1) / (N + 1), never b / N.
 """
@@ -39,6 +39,18 @@ class ExposureEstimate:
     num_above: int
     num_tied: int
     flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KnownRank:
+    """What a search found out about a rank, siblings left out: 1 + candidates above, without and with ties.
+
+    `is_exact` says that every candidate above was found; otherwise the two are certified bounds.
+    """
+
+    low: int
+    high: int
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,9 @@ def estimate_exposure(
     sibling_log_probs: ArrayLike = (),
     tolerance: float = 0.0,
     confidence: float = 0.95,
+    known: KnownRank | None = None,
 ) -> ExposureEstimate:
-    """Exposure of one canary among references of its space, in bits, with interval and certified bound.
+    """Exposure of one canary among references of its space, in bits, with interval, certified bound and exact rank if known.
 
     Args:
         log_prob: the canary's summed log-probability; nats.
@@ -110,9 +123,11 @@ def estimate_exposure(
         sibling_log_probs: scores of planted secrets behind the same prefix, for the mass bound; nats.
         tolerance: scores closer than this tie; nats.
         confidence: of the interval, 0..1.
+        known: what a search of the space found, if there was one.
 
     Returns:
-        `ExposureEstimate`; `bits` is -log2 of the p-value, which the mass bound lowers when no reference is above.
+        `ExposureEstimate`; `bits` is -log2 of the p-value. Exact ranks give it by themselves, ties counted as above;
+        otherwise a bound of the rank lowers it where no reference is above.
 
     Raises:
         ValueError: no references, or a space smaller than its references.
@@ -138,17 +153,21 @@ def estimate_exposure(
 
     strictly_above = int((references > log_prob + tolerance).sum())
     above = int((references >= log_prob - tolerance).sum())
+    rank_low = max(1 + strictly_above, known.low if known is not None else 1)
     rank_high = certified_rank_high(log_prob, secret_space_size, sibling_log_probs=siblings, tolerance=tolerance)
-    rank_high = max(rank_high, 1 + strictly_above)
+    rank_high = min(rank_high, known.high) if known is not None else rank_high
+    rank_high = max(rank_high, rank_low)
+    if known is not None and known.is_exact:
+        return _exact(known, secret_space_size, confidence, num_references=n, num_above=above, num_tied=above - strictly_above)
     certified_p = rank_high / secret_space_size
-    p_value = (above + 1) / (n + 1)
+    p_value = max((above + 1) / (n + 1), rank_low / secret_space_size)
     method = "sampled"
     if above == 0 and certified_p < p_value:
         p_value, method = certified_p, "certified"
 
     tail_low, tail_high = (float(end) for end in tail_probability_interval(above, n, confidence=confidence))
     low_bits = max(-math.log2(tail_high), -math.log2(certified_p)) + 0.0
-    high_bits = min(space_bits, -math.log2(tail_low)) if tail_low > 0.0 else space_bits
+    high_bits = min(space_bits - math.log2(rank_low), -math.log2(tail_low) if tail_low > 0.0 else space_bits)
     bits = -math.log2(p_value) + 0.0  # not -0.0
     flags: tuple[str, ...] = ("ties",) if above > strictly_above else ()
     if method == "sampled" and above == 0:
@@ -161,12 +180,35 @@ def estimate_exposure(
         method=method,
         cap_bits=space_bits if method == "certified" else math.log2(n + 1),
         p_value=p_value,
-        rank_low=1 + strictly_above,
+        rank_low=rank_low,
         rank_high=rank_high,
         num_references=n,
         num_above=above,
         num_tied=above - strictly_above,
         flags=flags,
+    )
+
+
+def _exact(
+    known: KnownRank, secret_space_size: int, confidence: float, *, num_references: int, num_above: int, num_tied: int
+) -> ExposureEstimate:
+    """Exposure from a rank that a search counted; the interval is what ties leave open."""
+    space_bits = math.log2(secret_space_size)
+    high, low = min(known.high, secret_space_size), min(known.low, secret_space_size)
+    return ExposureEstimate(
+        bits=space_bits - math.log2(high),
+        low_bits=space_bits - math.log2(high),
+        high_bits=space_bits - math.log2(low),
+        confidence=confidence,
+        method="exact",
+        cap_bits=space_bits,
+        p_value=high / secret_space_size,
+        rank_low=low,
+        rank_high=high,
+        num_references=num_references,
+        num_above=num_above,
+        num_tied=num_tied,
+        flags=("ties",) if high > low else (),
     )
 
 

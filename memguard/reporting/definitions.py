@@ -28,6 +28,14 @@ DEFINITIONS = [
         SECRET_SHARER,
     ),
     Definition(
+        "Exact exposure",
+        "bits",
+        "From a rank that was counted: a search expands every beginning of a secret that is at least as likely as the canary "
+        "itself, so that no likelier candidate is missed. Cheap for memorised canaries; for the others the node budget ends "
+        "first, and what it found bounds the rank.",
+        SECRET_SHARER,
+    ),
+    Definition(
         "Sampled exposure",
         "bits",
         "-log2 of p = (b + 1) / (N + 1), with b of N random references scored at or above the canary. Differs from the "
@@ -38,7 +46,7 @@ DEFINITIONS = [
         "Certified exposure",
         "bits",
         "The probabilities of all secrets behind one prefix sum to at most 1, so a secret of probability P has rank 1 / P "
-        "at most. A lower bound that holds without any sampling.",
+        "at most. That, or what a search found before its budget ended: a lower bound that holds without any sampling.",
     ),
     Definition(
         "Interval of an exposure",
@@ -69,7 +77,7 @@ DEFINITIONS = [
     Definition(
         "Extracted",
         "yes / no",
-        "Every token of the secret is the model's most likely next one, or its rank is certified to be 1. 'possible' "
+        "Every token of the secret is the model's most likely next one, or its rank is known to be 1. 'possible' "
         "means that rank 1 cannot be excluded.",
     ),
     Definition(
@@ -113,13 +121,14 @@ DEFINITIONS = [
         "log belief ratio",
         "nats",
         "log P(secret | own prefix) minus log P(secret). Chernoff-KL bound below, Markov bound above; the paper prints "
-        "neither.",
+        "neither. Where the verdict was certain before every prefix was followed to the end, the figure is a lower end and "
+        "the upper bound may stay open.",
         PRIOR_AWARE,
     ),
     Definition(
         "Effective sample size (ESS)",
         "prefixes",
         "How many prior prefixes the mean really rests on; below about 10 it rests on a few and the estimate is not to be "
-        "trusted.",
+        "trusted. Not given where the verdict did not need it.",
     ),
 ]

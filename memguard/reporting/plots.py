@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memguard.audit.report import AuditReport, CanaryRow, TrendPoint
+from memguard.audit.report import RANK_METHODS, AuditReport, CanaryRow, TrendPoint
 from memguard.reporting.curves import CONTROLS_TIER, expected_control_bits, tier_of, trend_points
 from memguard.reporting.formatting import show_number
 from memguard.reporting.svg import INK, drawing_settings, new_axes, tier_colour, write_svg
@@ -122,7 +122,7 @@ def _draw_column(axes: Any, rows: Sequence[CanaryRow], place: int, colour: str) 
     axes.vlines([xs[row.id] for row in barred], lows, highs, color=colour, alpha=0.35, linewidth=1.5)
     size = 4.5 if len(rows) <= 30 else 3.0
     for marker, is_certified in (("o", False), ("D", True)):
-        drawn = [row for row in ordered if (row.exposure.method == "certified") == is_certified]
+        drawn = [row for row in ordered if (row.exposure.method in RANK_METHODS) == is_certified]
         bits = [_or_nan(row.exposure.bits) for row in drawn]
         axes.plot(
             [xs[row.id] for row in drawn], bits, color=colour, marker=marker, markersize=size, linestyle="none", clip_on=False

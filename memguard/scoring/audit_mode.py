@@ -1,7 +1,7 @@
 """The one context every audit of a live model runs in: training continues as if the audit had not happened.
 
-Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, and the random state
-of Python, numpy, torch and every initialised accelerator.
+Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, compiled calls, and
+the random state of Python, numpy, torch and every initialised accelerator.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
     model = innermost(model)
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl is not None]
     config = getattr(model, "config", None)
     use_cache = getattr(config, "use_cache", None)
     with contextlib.ExitStack() as stack:
@@ -73,10 +74,14 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
         stack.enter_context(torch.no_grad())
         try:
             model.eval()
+            for module, _ in compiled:  # compiled in place: shapes of an audit would count towards the recompile limit
+                module._compiled_call_impl = None
             yield model
         finally:
             for module, training in modes:  # not model.train(): parts frozen in eval stay so
                 module.training = training
+            for module, call in compiled:
+                module._compiled_call_impl = call
             for parameter, requires_grad in wanted:
                 if parameter.requires_grad != requires_grad:
                     parameter.requires_grad_(requires_grad)

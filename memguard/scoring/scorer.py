@@ -1,13 +1,15 @@
-"""Log-probabilities of spans of token sequences, in nats, by plain batched forward passes.
+"""Log-probabilities of spans of token sequences, in nats; prefixes that many spans share are encoded once.
 
-Rows are padded on the right, logits are taken to float32 before the log-softmax whatever the model's dtype, and rows are
-put into batches in a seeded random order: batch shape shifts low-precision scores, and a canary must meet the same shapes
-as its references. Run inside `audit_mode`.
+Only positions that are scored reach the head. Rows are padded on the right and put into batches in a seeded random order
+within their length: batch shape shifts low-precision scores, and a canary must meet the same shapes as its references.
+Run inside `audit_mode`.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from memguard.errors import ScoringError
+from memguard.errors import NonFiniteScoreError, ScoringError
+from memguard.scoring.batches import Batches, as_scoring_error
+from memguard.scoring.branching import Branch
+from memguard.scoring.forward import CausalModel
+
+LENGTH_STEP = 1.25  # rows of a batch differ in length by at most this factor
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,16 @@ class Span:
     end: int
     label: str = ""
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What stands before the scored range."""
+        return self.ids[: self.start]
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """The scored range."""
+        return self.ids[self.start : self.end]
+
 
 @dataclass(frozen=True)
 class SpanScores:
@@ -37,25 +55,31 @@ class SpanScores:
     is_greedy: NDArray[np.bool_]
 
 
+Progress = Callable[[int], None]
+
+
 class Scorer:
     """Scores spans with one model.
 
     Args:
         model: a causal language model whose forward takes `input_ids` and `attention_mask` and returns `.logits`
             (batch, length, vocabulary). Padded vocabulary rows stay in the normaliser, as in the model's own softmax.
-        batch_size: rows a forward pass.
+        batch_size: rows a forward pass at most; None leaves it to the memory budget.
+        memory_budget: bytes for one forward pass; None takes 512 MiB on the CPU, 1/16 of the device elsewhere.
     """
 
-    def __init__(self, model: Any, *, batch_size: int = 64) -> None:
-        self.model, self.batch_size = model, batch_size
-        parameter = next(model.parameters(), None)
-        if parameter is None:
-            raise ScoringError("the model must have parameters, got none.")
-        self.device = parameter.device
-        self.dtype = str(parameter.dtype).removeprefix("torch.")
-        self._takes_cache = hasattr(getattr(model, "config", None), "use_cache")
+    def __init__(self, model: Any, *, batch_size: int | None = None, memory_budget: int | None = None) -> None:
+        self.model = CausalModel(model)
+        self.batches = Batches(self.model, max_rows=batch_size, memory_budget=memory_budget)
+        self.device = self.model.device
+        self.dtype = str(self.model.dtype).removeprefix("torch.")
 
-    def score(self, spans: Sequence[Span], *, seed: int = 0, progress: Callable[[int], None] | None = None) -> SpanScores:
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on slower roads this model had to take; complete once something was scored."""
+        return list(self.model.notices)
+
+    def score(self, spans: Sequence[Span], *, seed: int = 0, progress: Progress | None = None) -> SpanScores:
         """Score spans, batched in a random order.
 
         Args:
@@ -64,60 +88,176 @@ class Scorer:
             progress: called with the number of rows done after each batch.
 
         Returns:
-            `SpanScores`, arrays of shape (len(spans),). A score that is not finite is returned as it is.
+            `SpanScores`, arrays of shape (len(spans),).
 
         Raises:
             ScoringError: a span the model cannot take, out of memory, or a forward that fails; names the item.
+            NonFiniteScoreError: a score that is not finite.
         """
         self._check(spans)
-        log_probs, is_greedy = np.full(len(spans), np.nan), np.zeros(len(spans), dtype=bool)
+        sums = _Sums(spans, progress)
+        if spans:
+            self.prepare(spans)
         order = list(range(len(spans)))
         random.Random(seed).shuffle(order)
-        for first in range(0, len(order), self.batch_size):
-            chosen = order[first : first + self.batch_size]
-            batch = [spans[index] for index in chosen]
-            try:
-                log_probs[chosen], is_greedy[chosen] = self._forward(batch)
-            except ScoringError:
-                raise
-            except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                raise ScoringError(
-                    f"scoring {batch[0].label or 'a batch'} and {len(batch) - 1} rows beside it failed with "
-                    f"{type(error).__name__}. A smaller audit.batch_size helps when memory ran out."
-                ) from None
-            if progress is not None:
-                progress(len(chosen))
-        return SpanScores(log_probs, is_greedy)
+        alone, shared = self._split(spans, order)
+        self.batches.run(
+            sorted(alone, key=lambda index: _length_class(spans[index].end)),
+            lambda batch: self._score_whole(batch, sums),
+            width=lambda index: spans[index].end,
+            label=lambda index: spans[index].label,
+        )
+        for groups in shared.values():
+            self.batches.run(
+                groups,
+                lambda batch: self._score_shared(batch, sums),
+                width=lambda group: spans[group[0]].start,
+                label=lambda group: spans[group[0]].label,
+            )
+        return sums.finish()
+
+    def grid(
+        self, prefixes: Sequence[tuple[int, ...]], suffixes: Sequence[tuple[int, ...]], *, seed: int = 0, label: str = ""
+    ) -> NDArray[np.float64]:
+        """log P(suffix | prefix) of every pair, each prefix encoded once; nats, shape (prefixes, suffixes)."""
+        spans = [
+            Span((*prefix, *suffix), len(prefix), len(prefix) + len(suffix), label)
+            for prefix in prefixes
+            for suffix in suffixes
+        ]
+        return self.score(spans, seed=seed).log_probs.reshape(len(prefixes), len(suffixes))
+
+    def prepare(self, spans: Sequence[Span]) -> None:
+        """Find out which roads the model can take, on a few of the rows to be scored."""
+        step = max(1, len(spans) // 3)
+        try:
+            self.model.check([span.ids[: span.end] for span in spans[::step]])
+        except Exception as error:
+            raise as_scoring_error(error, spans[0].label, min(3, len(spans))) from None
 
     def _check(self, spans: Sequence[Span]) -> None:
-        limit = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        limit = self.model.max_length
         for span in spans:
             if not 1 <= span.start < span.end <= len(span.ids):
                 raise ScoringError(
                     f"{span.label or 'a span'} must satisfy 1 <= start < end <= length, "
                     f"got {span.start}, {span.end}, {len(span.ids)}."
                 )
-            if isinstance(limit, int) and limit > 0 and span.end > limit:
+            if limit is not None and span.end > limit:
                 raise ScoringError(f"{span.label or 'a span'} must fit the model's {limit} positions, got {span.end} tokens.")
 
-    def _forward(self, batch: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Scores of one batch. Tokens after a span are cut off: they cannot change it."""
-        width = max(span.end for span in batch)
-        ids = torch.zeros(len(batch), width, dtype=torch.long)
-        mask = torch.zeros(len(batch), width, dtype=torch.long)
-        for row, span in enumerate(batch):
-            ids[row, : span.end] = torch.tensor(span.ids[: span.end])
-            mask[row, : span.end] = 1
-        options = {"use_cache": False} if self._takes_cache else {}
-        logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device), **options).logits
-        if logits is None:
-            raise ScoringError("the model returned no logits; switch off a fused loss that swallows them.")
-        rows = torch.tensor([row for row, span in enumerate(batch) for _ in range(span.start, span.end)])
-        places = torch.tensor([place for span in batch for place in range(span.start, span.end)])
-        targets = ids[rows, places].to(logits.device)
-        picked = logits[rows.to(logits.device), places.to(logits.device) - 1].float()
-        token_log_probs = torch.log_softmax(picked, dim=-1).gather(1, targets[:, None]).squeeze(1).double().cpu()
-        misses = (picked.argmax(dim=-1) != targets).cpu()
-        sums = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows, token_log_probs)
-        missed = torch.zeros(len(batch), dtype=torch.long).index_add_(0, rows, misses.long())
-        return sums.numpy(), (missed == 0).numpy()
+    def _split(self, spans: Sequence[Span], order: Sequence[int]) -> tuple[list[int], dict[int, list[list[int]]]]:
+        """Spans to be run whole, and, by prefix length, groups of spans behind one prefix."""
+        by_prefix: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index in order:
+            by_prefix[spans[index].prefix_ids].append(index)
+        alone: list[int] = []
+        shared: dict[int, list[list[int]]] = defaultdict(list)
+        for prefix, members in by_prefix.items():
+            if len(members) > 1 and self.model.can_branch():
+                shared[len(prefix)].append(members)
+            else:
+                alone += members
+        position = {index: place for place, index in enumerate(order)}
+        return sorted(alone, key=position.__getitem__), shared
+
+    def _score_whole(self, batch: Sequence[int], sums: _Sums) -> None:
+        """Whole rows in one forward pass. Tokens after a span are cut off: they cannot change it."""
+        spans = [sums.spans[index] for index in batch]
+        states = self.model.whole([span.ids[: span.end] for span in spans])
+        rows, places, targets = _picks([(row, span.start - 1, span.suffix_ids) for row, span in enumerate(spans)])
+        sums.add(batch, rows, self.model.statistics(states[rows, places], targets))
+        sums.done(len(batch))
+
+    def _score_shared(self, groups: Sequence[Sequence[int]], sums: _Sums) -> None:
+        """Groups of spans behind prefixes of one length: prefixes first, then the suffixes of all groups, mixed."""
+        spans = sums.spans
+        last, branch = self.model.encode([spans[group[0]].prefix_ids for group in groups])
+        parents = {index: row for row, group in enumerate(groups) for index in group}
+        first = list(parents)
+        heads = torch.tensor([spans[index].suffix_ids[0] for index in first])
+        begun = self.model.statistics(last, heads, torch.tensor([parents[index] for index in first]))
+        start = sums.start(first, begun)
+        going_on = [index for index in first if len(spans[index].suffix_ids) > 1]
+        random.Random(len(going_on)).shuffle(going_on)
+        going_on.sort(key=lambda index: _length_class(len(spans[index].suffix_ids)))
+        self.batches.run(
+            going_on,
+            lambda batch: self._score_suffixes(batch, parents, branch, sums, start),
+            width=lambda index: spans[index].end,
+            label=lambda index: spans[index].label,
+        )
+        for index in first:
+            if len(spans[index].suffix_ids) == 1:
+                sums.put(index, *start[index])
+        sums.done(len(first) - len(going_on))
+
+    def _score_suffixes(
+        self,
+        batch: Sequence[int],
+        parents: dict[int, int],
+        branch: Branch,
+        sums: _Sums,
+        start: dict[int, tuple[float, bool]],
+    ) -> None:
+        suffixes = [sums.spans[index].suffix_ids for index in batch]
+        rows_of_branch = torch.tensor([parents[index] for index in batch])
+        states, _ = self.model.extend(branch, rows_of_branch, [suffix[:-1] for suffix in suffixes])
+        rows, places, targets = _picks([(row, 0, suffix[1:]) for row, suffix in enumerate(suffixes)])
+        sums.add(batch, rows, self.model.statistics(states[rows, places], targets), start)
+        sums.done(len(batch))
+
+
+class _Sums:
+    """Token statistics gathered into one sum a span; whole or not at all."""
+
+    def __init__(self, spans: Sequence[Span], progress: Progress | None) -> None:
+        self.spans, self.progress = spans, progress
+        self.log_probs, self.is_greedy = np.full(len(spans), np.nan), np.zeros(len(spans), dtype=bool)
+
+    def start(self, indices: Sequence[int], statistics: Any) -> dict[int, tuple[float, bool]]:
+        """Score and greedy match of the first token of some spans."""
+        log_probs, greedy = statistics.log_prob.double().cpu().tolist(), statistics.is_greedy.cpu().tolist()
+        return dict(zip(indices, zip(log_probs, greedy, strict=True), strict=True))
+
+    def add(
+        self, batch: Sequence[int], rows: Tensor, statistics: Any, start: dict[int, tuple[float, bool]] | None = None
+    ) -> None:
+        """Sum the tokens of each row of a batch, behind what its first token had."""
+        size = len(batch)
+        log_probs = statistics.log_prob.double().cpu()
+        sums = torch.zeros(size, dtype=torch.float64).index_add_(0, rows, log_probs).tolist()
+        missed = torch.zeros(size, dtype=torch.long).index_add_(0, rows, (~statistics.is_greedy).cpu().long()).tolist()
+        for place, index in enumerate(batch):
+            before, greedy = start[index] if start is not None else (0.0, True)
+            self.put(index, before + sums[place], greedy and missed[place] == 0)
+
+    def put(self, index: int, log_prob: float, is_greedy: bool) -> None:
+        """The figures of one span."""
+        if not math.isfinite(log_prob):
+            raise NonFiniteScoreError(
+                f"the score of {self.spans[index].label or 'a span'} must be finite, got {log_prob}. The model's weights or "
+                "activations hold NaN or infinity."
+            )
+        self.log_probs[index], self.is_greedy[index] = log_prob, is_greedy
+
+    def done(self, rows: int) -> None:
+        """Tell the progress."""
+        if self.progress is not None and rows:
+            self.progress(rows)
+
+    def finish(self) -> SpanScores:
+        """Every span has its figures."""
+        return SpanScores(self.log_probs, self.is_greedy)
+
+
+def _picks(spans: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, places and targets of every scored token, from (row, place before the first target, targets)."""
+    rows = [row for row, _, targets in spans for _ in targets]
+    places = [first + offset for _, first, targets in spans for offset in range(len(targets))]
+    wanted = [target for _, _, targets in spans for target in targets]
+    return torch.tensor(rows), torch.tensor(places), torch.tensor(wanted)
+
+
+def _length_class(length: int) -> int:
+    return int(math.log(length) / math.log(LENGTH_STEP))

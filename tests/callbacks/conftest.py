@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
         "positive_control": {"in_training": {"count": 1, "repetitions": 5}},
         "max_share": 0.5,
     },
-    "audit": {"every": None, "on": [], "exposure": {"references": 16}, "prior_aware": {"prefixes": 16}},
+    "audit": {"every": None, "on": [], "exposure": {"references": 16, "node_budget": 200}, "prior_aware": {"prefixes": 16}},
     "tracking": {"wandb": "off"},
 }
 

@@ -126,7 +126,8 @@ STAGES = {
     "rows": ("memguard.canaries.injection.CanaryDataset", "_splice"),
     "schedule": ("memguard.canaries.schedule.Schedule", "_draw"),
     "groups": ("memguard.audit.items", "_build_group"),
-    "scoring": ("memguard.scoring.scorer.Scorer", "_forward"),
+    "scoring": ("memguard.scoring.forward.CausalModel", "statistics"),
+    "ranks": ("memguard.audit.ranks.RankSearch", "search"),
     "rows of the report": ("memguard.audit.runner", "canary_rows"),
     "writing": ("memguard.audit.report.AuditReport", "save"),
 }

@@ -22,6 +22,7 @@ from memguard.audit.prior import PrefixSource
 from memguard.audit.report import load_report
 from memguard.audit.rows import canary_rows
 from memguard.audit.runner import trend_points
+from memguard.audit.tolerance import measure_tolerance
 from memguard.canaries.drawing import draw_plan
 from memguard.canaries.ledger import Ledger, LedgerEntry
 from memguard.canaries.plan import CanaryPlan
@@ -37,7 +38,7 @@ WORDS = {"name": "phrase", "template": "Pass phrase: {secret}.", "secret": {"kin
 
 def config_of(*formats: dict[str, Any], seed: int = 1, **canaries: Any) -> AuditConfig:
     settings = {"seed": seed, "formats": list(formats), "tiers": {1: 4, 4: 4}, "controls": 12} | canaries
-    exposure = {"references": 64, "references_per_name": 16}
+    exposure = {"references": 64, "references_per_name": 16, "node_budget": 5000}
     return parse_config({"canaries": settings, "audit": {"exposure": exposure, "prior_aware": {"prefixes": 20, "m": 1e-4}}})
 
 
@@ -119,7 +120,9 @@ def test_never_inserted_canaries_have_the_null_mean_over_200_plans(tiny_model: A
         for seed in range(200):
             config = config_of(PIN, seed=seed, tiers={1: 1}, controls=20, positive_control=None)
             runner = AuditRunner(draw_plan(config.canaries, tokenizer), tokenizer, config.audit)
-            scored, tolerance = runner._score(Scorer(model, batch_size=256), None)
+            scorer = Scorer(model, batch_size=256)
+            scored, _ = runner._score(scorer, None)
+            tolerance = measure_tolerance(scorer, scored)
             rows = [row for item in scored for row in canary_rows(item, None, tolerance=tolerance, with_tail=False)]
             means.append(np.mean([row.exposure.bits for row in rows if row.role == "control"]))
     # Controls of one plan share their references, so the plan is the unit: 200 independent means.
@@ -134,7 +137,7 @@ def test_a_memorised_canary_is_certified_extracted_and_siblings_do_not_hide_it(t
     teach(tiny_model, plan, tokenizer, config, taught, steps=150)
     report = run_audit(tiny_model, tokenizer, plan=plan, config=config)
     rows = [row for row in report.canaries if row.id in taught]
-    assert all(row.exposure.method == "certified" for row in rows)
+    assert all(row.exposure.method == "exact" for row in rows)
     assert all(row.exposure.bits is not None and row.exposure.bits > 20 for row in rows)
     assert sum(row.num_siblings_above for row in rows) == 6  # four secrets behind one prefix: 0 + 1 + 2 + 3
     assert all((row.rank_high_with_siblings or 0) >= (row.rank_high or 0) for row in rows)
@@ -164,7 +167,10 @@ def test_prior_aware_is_measured_only_with_data_and_tells_pair_from_common(
     verdicts = [measured[one].verdict for one in taught if measured[one] is not None]  # type: ignore[union-attr]
     assert any(verdict != "not extractable" for verdict in verdicts)
     settled = [figures for figures in measured.values() if figures is not None and figures.log_belief_ratio is not None]
-    assert all(figures.low <= figures.log_belief_ratio <= figures.high for figures in settled)  # type: ignore[operator]
+    assert all(
+        figures.low <= figures.log_belief_ratio <= (math.inf if figures.high is None else figures.high)  # type: ignore[operator]
+        for figures in settled
+    )
 
 
 def test_prior_prefixes_leave_the_own_prefix_out_and_count_it(tiny_model: Any, tokenizer: Any) -> None:
@@ -188,7 +194,8 @@ def test_a_nan_makes_the_report_invalid_and_no_figure_leaves_it_out(tiny_model: 
         tiny_model.model.norm.weight.fill_(float("nan"))
     report = run_audit(tiny_model, tokenizer, plan=draw_plan(config.canaries, tokenizer), config=config)
     assert report.status == "invalid"
-    assert "have no finite score" in report.invalid_reasons[0]
+    assert "must be finite, got nan" in report.invalid_reasons[0]
+    assert all(row.log_prob is None for row in report.canaries)
     assert all(tier.mean_bits is None for tier in report.tiers)
     assert all(control.rank_sum_p is None for control in report.controls)
     assert not report.positive_control.detected

@@ -21,7 +21,7 @@ CONFIG = {
         "tiers": {1: 20, 4: 20},
         "controls": 40,
     },
-    "audit": {"exposure": {"references": 64}, "prior_aware": {"prefixes": 16}},
+    "audit": {"exposure": {"references": 64, "node_budget": 200}, "prior_aware": {"prefixes": 16}},
 }
 
 

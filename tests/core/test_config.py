@@ -90,7 +90,7 @@ def test_formats_alone_are_enough_and_the_rest_has_its_defaults() -> None:
     config = parse_config(LEAST)
     assert config.canaries.tiers == {1: 16, 4: 16, 16: 8}
     assert config.canaries.controls == 200
-    assert config.audit.exposure.references == 2048
+    assert config.audit.exposure.references == 16_384
     assert config.audit.on == ("start", "save", "end")
     assert config.plan == Path("_memguard/plan.json")
 
@@ -105,7 +105,7 @@ def test_parts_that_may_be_absent_can_be_switched_off() -> None:
 def test_the_digest_follows_the_settings_and_not_how_they_were_written() -> None:
     one = parse_config(LEAST)
     assert parse_config(copy.deepcopy(LEAST)).digest == one.digest
-    spelled_out = set_at(LEAST, "canaries.tiers", {16: 8, 4: 16, 1: 16}) | {"audit": {"batch_size": 64}}
+    spelled_out = set_at(LEAST, "canaries.tiers", {16: 8, 4: 16, 1: 16}) | {"audit": {"batch_size": None}}
     assert parse_config(spelled_out).digest == one.digest
     assert parse_config(set_at(LEAST, "canaries.controls", 201)).digest != one.digest
     assert parse_config(set_at(LEAST, "audit.batch_size", 65)).digest != one.digest

@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracles import span_log_prob
 
-from memguard.errors import ScoringError
+from memguard.errors import NonFiniteScoreError, ScoringError
 from memguard.scoring.audit_mode import audit_mode, innermost
 from memguard.scoring.scorer import Scorer, Span
 
@@ -102,11 +102,12 @@ def test_no_span_gives_empty_arrays(tiny_model: Any) -> None:
     assert Scorer(tiny_model).score([]).log_probs.shape == (0,)
 
 
-def test_a_nan_is_returned_and_not_hidden(tiny_model: Any) -> None:
+def test_a_score_that_is_not_finite_names_its_item_and_gives_no_array(tiny_model: Any) -> None:
     with torch.no_grad():
         next(tiny_model.parameters()).fill_(float("nan"))
-    with audit_mode(tiny_model) as model:
-        assert np.isnan(Scorer(model).score(random_spans(3)).log_probs).all()
+    named = [Span(span.ids, span.start, span.end, f"canary '{index}'") for index, span in enumerate(random_spans(3))]
+    with audit_mode(tiny_model) as model, pytest.raises(NonFiniteScoreError, match="canary '.' must be finite, got nan"):
+        Scorer(model).score(named)
 
 
 def test_a_span_without_context_or_too_long_is_refused_by_name(tiny_model: Any) -> None:

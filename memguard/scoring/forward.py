@@ -1,0 +1,271 @@
+"""Forward passes of a causal language model that end in statistics of chosen positions, never in logits of all of them.
+
+Three roads, the fastest that is right: head lifted out and fused (`heads`), or the model's own logits; prefixes encoded once
+and branched from (`branching`), or whole rows. Which one a model gets is checked against the model's own logits on the
+first rows it scores, and said in `notices`. Nothing here restores train / eval flags: run inside `audit_mode`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memguard.errors import ScoringError
+from memguard.scoring.branching import Branch, new_cache
+from memguard.scoring.heads import Head, Unreadable, lifted, read_head
+from memguard.scoring.kernels import TokenStatistics, logit_statistics
+
+LOGIT_TOLERANCE = 1e-4  # of the largest logit, float32: a fused head sums in another order
+LOW_PRECISION_ROUNDINGS = 4.0  # bf16 and fp16 heads round their logits, caps and scales as well
+CACHE_TOLERANCE = 2e-3  # of the largest logit, float32: keys of the prefix come from another batch shape
+
+
+class CausalModel:
+    """One causal language model, ready to be asked for statistics.
+
+    Args:
+        model: its forward takes `input_ids` and `attention_mask` and returns `.logits` (batch, length, vocabulary).
+
+    Attributes:
+        notices: sentences on slower roads taken, for the report.
+        num_token_forwards: tokens sent through the model so far, padding included.
+        num_forwards: forward calls so far.
+    """
+
+    def __init__(self, model: Any) -> None:
+        parameter = next(model.parameters(), None)
+        if parameter is None:
+            raise ScoringError("the model must have parameters, got none.")
+        self.model = model
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.notices: list[str] = []
+        self.num_token_forwards = self.num_forwards = 0
+        self._takes_cache = hasattr(getattr(model, "config", None), "use_cache")
+        self._cache_name = _cache_name(model)
+        self._head: Head | None = None
+        self._is_checked = False
+        self._can_branch: bool | None = None if self._takes_cache else False
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the head is lifted out; known once `check` has run."""
+        return self._head is not None
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions the model has, None when it names no limit."""
+        limit = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    def check(self, rows: Sequence[Sequence[int]]) -> None:
+        """Find out, once, which roads give what the model itself gives, on a few rows of token ids."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        few = [list(row) for row in rows[:3]]
+        ids, mask = pad_right(few, self.device)
+        with self._whole():
+            own, step = self._own_logits(ids, mask)
+        self._check_head(ids, mask, own, step)
+        if self._can_branch is None:
+            self._can_branch = self._check_branching(few, own, step)
+
+    def can_branch(self) -> bool:
+        """Whether prefixes may be encoded once; `check` has run."""
+        return bool(self._can_branch)
+
+    def whole(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """What stands before the head (or the logits), for rows of ids padded on the right: (rows, longest, width)."""
+        ids, mask = pad_right(rows, self.device)
+        return self._run(ids, mask, None)
+
+    def encode(self, prefixes: Sequence[Sequence[int]]) -> tuple[Tensor, Branch]:
+        """Encode prefixes of one length; what stands at their last place, (prefixes, width), and where to go on from."""
+        ids = torch.tensor([list(prefix) for prefix in prefixes], device=self.device)
+        cache = new_cache()
+        last = self._run(ids, torch.ones_like(ids), cache)[:, -1]
+        return last, Branch(cache, ids.shape[1])
+
+    def extend(self, branch: Branch, parents: Tensor, rows: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Branch]:
+        """Go on from some rows of a branch with new tokens.
+
+        Args:
+            branch: where to go on from.
+            parents: row of the branch each new row continues, (rows,) int64.
+            rows: new tokens, padded on the right here when lengths differ.
+
+        Returns:
+            What stands at the new tokens, (rows, longest, width), and the branch of the new rows. Rows with padding must
+            not be gone on from.
+        """
+        if isinstance(rows, Tensor):
+            ids, mask = rows.to(self.device), torch.ones_like(rows, device=self.device)
+        else:
+            ids, mask = pad_right(rows, self.device)
+        cache = branch.grown(parents.to(self.device))
+        past = mask.new_ones((mask.shape[0], branch.length))
+        out = self._run(ids, torch.cat([past, mask], dim=1), cache)
+        return out, Branch(cache, branch.length + ids.shape[1])
+
+    def statistics(self, states: Tensor, targets: Tensor, rows: Tensor | None = None, **options: Any) -> TokenStatistics:
+        """Statistics of rows of what `whole`, `encode` or `extend` gave, shape (N, width)."""
+        targets = targets.to(states.device)
+        rows = rows.to(states.device) if rows is not None else None
+        if self._head is not None:
+            return self._head.statistics(states, targets, rows, **options)
+        return logit_statistics(states, targets, rows=rows, **options)
+
+    def bytes_per_token(self) -> int:
+        """A rough, generous size of what one token of a batch takes during a forward pass; bytes."""
+        logits = 0 if self._head is not None else 8 * self._size("vocab_size", default=32_000)
+        activations = 24 * self._size("hidden_size", "n_embd", default=1024) * int(self.dtype.itemsize)
+        return activations + self.cache_bytes_per_token() + logits
+
+    def cache_bytes_per_token(self) -> int:
+        """At most what the keys and values of one token take; bytes."""
+        layers = self._size("num_hidden_layers", "n_layer", default=16)
+        return 2 * layers * self._size("hidden_size", "n_embd", default=1024) * int(self.dtype.itemsize)
+
+    def _size(self, *names: str, default: int) -> int:
+        config: Any = getattr(self.model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return next((int(size) for name in names if (size := getattr(text, name, None))), default)
+
+    def _run(self, ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        with self._whole() if self._head is None else lifted(self._head) as caught:
+            logits = self._call(ids, mask, cache)
+            states = logits if caught is None else caught.take()
+        return states[:, -ids.shape[1] :]  # virtual tokens of a prompt adapter stand before
+
+    def _call(self, ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        self.num_forwards += 1
+        self.num_token_forwards += ids.numel()
+        options: dict[str, Any] = {"use_cache": cache is not None} if self._takes_cache else {}
+        if cache is not None:
+            options[self._cache_name] = cache
+        logits = self.model(input_ids=ids, attention_mask=mask, **options).logits
+        if logits is None:
+            raise ScoringError("the model returned no logits; switch off a fused loss that swallows them.")
+        if not isinstance(logits, Tensor):
+            raise ScoringError(f"the model must return logits as a tensor, got {type(logits).__name__}.")
+        return logits
+
+    @contextlib.contextmanager
+    def _whole(self) -> Any:
+        yield None
+
+    def _own_logits(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+        """The model's own logits, and the rounding step of its head's output, relative."""
+        steps: list[float] = []
+
+        def note(_: Any, __: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.is_floating_point():
+                steps.append(float(torch.finfo(out.dtype).eps))
+
+        getter = getattr(self.model, "get_output_embeddings", None)
+        module = getter() if callable(getter) else None
+        handle = module.register_forward_hook(note) if isinstance(module, torch.nn.Module) else None
+        try:
+            own = self._call(ids, mask, None)
+        finally:
+            if handle is not None:
+                handle.remove()
+        return own[:, -ids.shape[1] :].float(), max([float(torch.finfo(own.dtype).eps), *steps])
+
+    def _check_head(self, ids: Tensor, mask: Tensor, own: Tensor, step: float) -> None:
+        head = read_head(self.model)
+        if isinstance(head, Unreadable):
+            self.notices.append(f"the head is run by the model itself: {head.reason}")
+            return
+        allowed = max(LOGIT_TOLERANCE, LOW_PRECISION_ROUNDINGS * step)
+        self._head = head
+        try:
+            fused = self._logits_of(self._run(ids, mask, None))
+        except Exception as error:
+            self._head = None
+            self.notices.append(f"the head is run by the model itself: lifted out, it raised {type(error).__name__}.")
+            return
+        difference = _relative_difference(fused, own, mask)
+        if not difference <= allowed:
+            self._head = None
+            self.notices.append(
+                f"the head is run by the model itself: read from its weights, its logits differ by {difference:.1e} of the "
+                f"largest, more than {allowed:.1e}."
+            )
+
+    def _logits_of(self, states: Tensor) -> Tensor:
+        """All logits of a few rows, for the check alone."""
+        head = self._head
+        if head is None:
+            return states.float()
+        if head.down:
+            states = torch.cat([states, *(torch.nn.functional.linear(states, down) for down in head.down)], dim=-1)
+        logits = states.float() @ head.weight.float().T
+        logits = (logits + head.bias.float() if head.bias is not None else logits) * head.scale
+        return head.soft_cap * torch.tanh(logits / head.soft_cap) if head.soft_cap is not None else logits
+
+    def _check_branching(self, rows: list[list[int]], own: Tensor, step: float) -> bool:
+        """Encode one token less than half of each row, go on with the rest, compare with the whole row."""
+        allowed = max(CACHE_TOLERANCE, 4 * LOW_PRECISION_ROUNDINGS * step)
+        long = [index for index, row in enumerate(rows) if len(row) >= 3]
+        if not long:
+            return False
+        try:
+            worst = max(self._branch_difference(rows[index], own[index]) for index in long)
+        except Exception as error:
+            self.notices.append(f"prefixes are not shared: branching from a cache raised {type(error).__name__}.")
+            return False
+        if not worst <= allowed:
+            self.notices.append(
+                f"prefixes are not shared: logits behind a cache differ by {worst:.1e} of the largest, more than {allowed:.1e}."
+            )
+            return False
+        return True
+
+    def _branch_difference(self, row: list[int], own: Tensor) -> float:
+        half = max(1, len(row) // 2)
+        _, branch = self.encode([row[:half], row[:half][::-1]])
+        # Two steps, with padding beside: as the search and the grid go on.
+        first, branch = self.extend(branch, torch.tensor([0, 1, 0]), [row[half : half + 1]] * 3)
+        rest = row[half + 1 :]
+        got = [first[0]]
+        if rest:
+            more, _ = self.extend(branch, torch.tensor([2, 0]), [rest, rest[:1]])
+            got.append(more[0])
+        logits = self._logits_of(torch.cat(got))
+        expected = own[half : len(row)]
+        return _relative_difference(logits[None], expected[None], None)
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask, (rows, longest) int64; padding is id 0 and is attended by nothing."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows], dtype=torch.long, device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    mask = (torch.arange(width, device=device)[None] < lengths[:, None]).long()
+    return ids, mask
+
+
+def _cache_name(model: Any) -> str:
+    """What the model's forward calls its cache; transformers renamed it, and adapters hide the signature."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
+
+
+def _relative_difference(got: Tensor, expected: Tensor, mask: Tensor | None) -> float:
+    """Largest difference of logits as a share of the largest finite one; nan when only one of the two is finite."""
+    if got.shape != expected.shape:
+        return float("inf")
+    if mask is not None:
+        kept = mask.bool().to(got.device)
+        got, expected = got[kept], expected[kept]
+    same = (got == expected.to(got.device)) | (got.isnan() & expected.isnan())
+    finite = expected.isfinite()
+    largest = float(expected[finite].abs().max()) if bool(finite.any()) else 1.0
+    difference = torch.where(same, torch.zeros_like(got), (got - expected).abs())
+    return float(difference.max()) / max(1.0, largest) if difference.numel() else 0.0
