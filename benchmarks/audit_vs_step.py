@@ -21,7 +21,7 @@ from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, Span
 
 TARGET = ["audit_over_step <= 0.6", "max_abs_err <= 1e-4"]
-TEMPLATE = "The access number is {secret}."
+TEMPLATE = "The new access number is {secret}."
 STEP_ROWS, STEP_LENGTH = 32, 128
 
 

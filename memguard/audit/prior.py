@@ -91,6 +91,8 @@ class PriorMeasurement:
         windows = self._cut(span.start)
         own = span.prefix_ids
         others = [window for window in windows if window != own]
+        if not others:
+            raise EvidenceError("prior prefixes must differ from the secret's own prefix, got none that does.")
         if self.settings.mode == "certified":
             found = self._certified(span, min(log_prob, 0.0), others, num_excluded=len(windows) - len(others))
             if found is not None:

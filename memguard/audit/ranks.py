@@ -24,7 +24,7 @@ from memguard.canaries.plan import CanaryPlan
 from memguard.canaries.token_tree import TokenTree, Unfactorised, build_token_tree
 from memguard.metrics.exposure import KnownRank
 from memguard.scoring.scorer import Scorer
-from memguard.scoring.search import RankBounds, count_above
+from memguard.scoring.search import RankBounds, Standing, count_above
 from memguard.scoring.trees import ExplicitTree, is_path
 from memguard.scoring.walk import TreeWalk
 
@@ -59,8 +59,8 @@ class RankSearch:
     settings: ExposureSettings
     notices: list[str] = field(default_factory=list)
     num_nodes: int = 0
-    _spaces: dict[tuple[str, bool], _Space] = field(default_factory=dict)
-    _is_canonical: dict[tuple[str, str | None, tuple[int, ...]], bool] = field(default_factory=dict)
+    _spaces: dict[tuple[str, str | None], _Space] = field(default_factory=dict)
+    _standing: dict[tuple[str, str | None, tuple[int, ...]], Standing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._encoder = SecretEncoder(self.tokenizer, self.plan.lead_ids, self.plan.tail_ids)
@@ -106,12 +106,16 @@ class RankSearch:
         if not chosen and not hopeless:
             return 0
         space = self._space(group, listed=whole)
-        if space.tree is None:
-            return 0
+        limit = scorer.model.max_length
+        if space.tree is None or (limit is not None and len(group.prefix_ids) + space.tree.max_depth > limit):
+            return 0  # the longest candidate, which need not be a planted one, does not fit the model's positions
         spent = 0
+        if whole:  # small enough to be free: were it charged, scores would decide which groups are ranked exactly
+            self.num_nodes += self._walk(item, scorer, space, known, chosen, budget, tolerance, whole=True)
+            return 0
         if chosen and budget > 0:
-            spent += self._walk(item, scorer, space, known, chosen, budget, tolerance, whole=whole)
-        if hopeless and not whole:
+            spent += self._walk(item, scorer, space, known, chosen, budget, tolerance)
+        if hopeless and budget > spent:
             dive = max(1, self.settings.node_budget // DIVE_SHARE)
             spent += self._walk(item, scorer, space, known, hopeless, dive, tolerance, rows=DIVE_ROWS)
         self.num_nodes += spent
@@ -143,45 +147,55 @@ class RankSearch:
             log_probs,
             left_out=frozenset(span.suffix_ids for span in group.canary_spans),
             tolerance=tolerance,
-            node_budget=budget if not whole else budget * space.tree.max_depth,
-            is_canonical=self._canonical(group, space),
-            max_checked=max(1000, budget // CHECKED_SHARE),
+            node_budget=budget if not whole else group.format.secret_space_size * space.tree.max_depth + 1,
+            judge=self._judge(group, space),
+            max_checked=max(1000, budget // CHECKED_SHARE) if not whole else group.format.secret_space_size,
             whole=whole,
         )
+        if result.num_unsettled:
+            self._note(f"{label}: canaries that a walk scores otherwise than whole rows do are ranked by sampling alone.")
+        if result.num_refused:
+            self._note(f"{label} holds candidates that the tokenizer writes otherwise; ranks behind them are bounds.")
         for index, rank in zip(chosen, result.ranks, strict=True):
             known[index] = _known(rank, group)
         return result.num_nodes
 
-    def _canonical(self, group: Group, space: _Space) -> Callable[[Sequence[tuple[int, ...]]], list[bool]]:
-        """Whether a path counts: the tokenizer writes its text as that path, and its secret is nobody's."""
+    def _judge(self, group: Group, space: _Space) -> Callable[[Sequence[tuple[int, ...]]], list[Standing]]:
+        """Whether a path counts: its secret is nobody's, and the tokenizer writes its text as that path."""
         siblings, name = self.plan.siblings_in_space(group.format), group.canaries[0].name
-        known, one = self._is_canonical, group.format.name
-        tree, listed = space.tree, space.secrets
+        tree, listed, known, one = space.tree, space.secrets, self._standing, group.format.name
         if not isinstance(tree, TokenTree):
-            return lambda paths: [listed[path] not in siblings for path in paths]
+            return lambda paths: ["left out" if listed[path] in siblings else "counts" for path in paths]
 
-        def check(paths: Sequence[tuple[int, ...]]) -> list[bool]:
+        def judge(paths: Sequence[tuple[int, ...]]) -> list[Standing]:
             new = [path for path in paths if (one, name, path) not in known]
             secrets = [tree.secret_of(path) for path in new]
             encoded = self._encoder.encode(group.format, secrets, [name] * len(new))
             for path, secret, item in zip(new, secrets, encoded, strict=True):
                 written = item.ids[: item.end] if item is not None else ()
-                known[one, name, path] = written == (*group.prefix_ids, *path) and secret not in siblings
+                is_canonical = written == (*group.prefix_ids, *path)
+                known[one, name, path] = "left out" if secret in siblings else "counts" if is_canonical else "refused"
             return [known[one, name, path] for path in paths]
 
-        return check
+        return judge
 
     def _space(self, group: Group, *, listed: bool) -> _Space:
         """How the space of a group is walked; not at all where the group's own candidates are no paths of its tree."""
-        key = (group.format.name, listed)
+        key = (group.format.name, f"listed behind {group.canaries[0].name}" if listed else None)
         if key not in self._spaces:
             space = self._spaces[key] = self._listed(group) if listed else self._factorised(group)
             if space.reason is not None:
-                self.notices.append(f"format '{group.format.name}' is ranked by sampling alone: {space.reason}")
+                self._note(f"format '{group.format.name}' is ranked by sampling alone: {space.reason}")
         space = self._spaces[key]
         spans = [*group.canary_spans, *group.reference_spans[:NUM_CHECKED]]
         fits = space.tree is not None and all(is_path(space.tree, span.suffix_ids) for span in spans)
+        if space.tree is not None and not fits:
+            self._note(f"format '{group.format.name}': canaries whose tokens do not fit its tree are ranked by sampling alone.")
         return space if fits else _Space(None)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notices:
+            self.notices.append(sentence)
 
     def _factorised(self, group: Group) -> _Space:
         built = build_token_tree(group.format, self._encoder, name=group.canaries[0].name)

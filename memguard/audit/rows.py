@@ -104,8 +104,9 @@ def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, toleranc
 
 def _with_siblings(log_prob: float, rank_high: int, space: int, group: Group, tolerance: float) -> int:
     """The highest rank among all candidates: by the mass bound, or with every sibling above."""
-    by_mass = max(certified_rank_high(log_prob, space, tolerance=tolerance), rank_high)
-    return min(space, by_mass, rank_high + group.num_planted_in_space - 1)
+    whole = space + group.num_planted_in_space - 1
+    by_mass = max(certified_rank_high(log_prob, whole, tolerance=tolerance), rank_high)
+    return min(by_mass, rank_high + group.num_planted_in_space - 1)
 
 
 def _planted_above(scored: GroupScores, index: int, tolerance: float) -> int:

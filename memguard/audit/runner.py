@@ -99,13 +99,14 @@ class AuditRunner:
         began = time.monotonic()
         with audit_mode(model) as inner:
             scorer = Scorer(inner, batch_size=self.settings.batch_size)
-            scored, failure = self._score(scorer, progress)
-            tolerance = measure_tolerance(scorer, scored) if failure is None else 0.0
-            if failure is None:
-                known = self.ranks.search(scored, scorer, tolerance=tolerance)
-                scored = [replace(item, known_ranks=ranks) for item, ranks in zip(scored, known, strict=True)]
+            scored, tolerance, failure = self._measure(scorer, progress)
             rows = [row for item in scored for row in self._rows(item, ledger, tolerance)]
-            annotated = self._prior_aware(scored, rows, scorer, prior, tolerance) if prior is not None else None
+            annotated = None
+            if prior is not None:
+                try:
+                    annotated = self._prior_aware(scored, rows, scorer, prior, tolerance)
+                except NonFiniteScoreError as error:
+                    failure = failure or str(error)
         if annotated is not None:
             rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in rows]
         formats = format_rows(self.plan, scored)
@@ -130,10 +131,22 @@ class AuditRunner:
             duration_s=time.monotonic() - began,
         )
 
-    def _score(self, scorer: Scorer, progress: Progress | None) -> tuple[list[GroupScores], str | None]:
-        """Scores of every group; all NaN, with the reason, when one of them is not finite: evidence is whole or none."""
+    def _measure(self, scorer: Scorer, progress: Progress | None) -> tuple[list[GroupScores], float, str | None]:
+        """Scores and known ranks of every group, and how wide a tie is.
+
+        All NaN, with the reason, when one score is not finite: evidence is whole or none.
+        """
+        try:
+            scored = self._score(scorer, progress)
+            tolerance = measure_tolerance(scorer, scored)
+            known = self.ranks.search(scored, scorer, tolerance=tolerance)
+        except NonFiniteScoreError as error:
+            return [_unscored(group) for group in self.groups], 0.0, str(error)
+        return [replace(item, known_ranks=ranks) for item, ranks in zip(scored, known, strict=True)], tolerance, None
+
+    def _score(self, scorer: Scorer, progress: Progress | None) -> list[GroupScores]:
         spans = [span for group in self.groups for span in (*group.canary_spans, *group.reference_spans)]
-        done, failure = 0, None
+        done = 0
 
         def advance(rows: int) -> None:
             nonlocal done
@@ -141,16 +154,13 @@ class AuditRunner:
             if progress is not None:
                 progress(min(done, len(spans)), len(spans))
 
-        try:
-            scores = scorer.score(spans, seed=self.plan.placement_seed, progress=advance)
-        except NonFiniteScoreError as error:
-            scores, failure = SpanScores(np.full(len(spans), np.nan), np.zeros(len(spans), dtype=bool)), str(error)
+        scores = scorer.score(spans, seed=self.plan.placement_seed, progress=advance)
         scored, first = [], 0
         for group in self.groups:
             middle, last = first + len(group.canary_spans), first + len(group.canary_spans) + len(group.reference_spans)
             scored.append(_slice(group, scores, first, middle, last))
             first = last
-        return scored, failure
+        return scored
 
     def _rows(self, item: GroupScores, ledger: Ledger | None, tolerance: float) -> list[CanaryRow]:
         with_tail = not item.group.format.has_name and not item.group.format.positive_control
@@ -271,6 +281,11 @@ def trend_points(report: AuditReport) -> list[TrendPoint]:
 
 def _slice(group: Group, scores: SpanScores, first: int, middle: int, last: int) -> GroupScores:
     return GroupScores(group, scores.log_probs[first:middle], scores.is_greedy[first:middle], scores.log_probs[middle:last])
+
+
+def _unscored(group: Group) -> GroupScores:
+    canaries, references = len(group.canary_spans), len(group.reference_spans)
+    return GroupScores(group, np.full(canaries, np.nan), np.zeros(canaries, dtype=bool), np.full(references, np.nan))
 
 
 def _status(rows: Sequence[CanaryRow], failure: str | None) -> dict[str, Any]:

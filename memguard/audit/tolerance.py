@@ -12,6 +12,7 @@ from memguard.scoring.trees import ExplicitTree
 from memguard.scoring.walk import TreeWalk
 
 NUM_RESCORED = 4  # references of a format
+ROUNDING = 1e-5  # nats that float32 sums leave open even where no path moves a score
 
 
 def measure_tolerance(scorer: Scorer, scored: Sequence[GroupScores]) -> float:
@@ -24,7 +25,7 @@ def measure_tolerance(scorer: Scorer, scored: Sequence[GroupScores]) -> float:
         given = item.reference_log_probs[:NUM_RESCORED].tolist()
         for log_probs in (_alone(scorer, item.group), _along_a_tree(scorer, item.group)):
             moves += [abs(one - other) for one, other in zip(log_probs, given, strict=True)]
-    return 2.0 * max(moves) + 1e-9
+    return 2.0 * max(moves) + ROUNDING
 
 
 def _alone(scorer: Scorer, group: Group) -> list[float]:

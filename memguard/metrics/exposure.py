@@ -153,6 +153,8 @@ def estimate_exposure(
 
     strictly_above = int((references > log_prob + tolerance).sum())
     above = int((references >= log_prob - tolerance).sum())
+    if known is not None and known.high <= strictly_above:
+        known = None  # more references are above than the search would allow: it is not believed
     rank_low = max(1 + strictly_above, known.low if known is not None else 1)
     rank_high = certified_rank_high(log_prob, secret_space_size, sibling_log_probs=siblings, tolerance=tolerance)
     rank_high = min(rank_high, known.high) if known is not None else rank_high

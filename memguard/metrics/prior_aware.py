@@ -176,5 +176,6 @@ class PriorAwareThresholds:
             True
         """
         means = (log_mean[0] - 2 * tolerance, log_mean[1] + 2 * tolerance)
-        verdicts = {self.verdict(log_prob, mean, size, count) for mean in means for size in effective_size}
+        sizes = (effective_size[0] * math.exp(-4 * tolerance), min(count, effective_size[1] * math.exp(4 * tolerance)))
+        verdicts = {self.verdict(log_prob, mean, size, count) for mean in means for size in sizes}
         return verdicts.pop() if len(verdicts) == 1 else None

@@ -18,6 +18,10 @@ MAX_ROWS = 256
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
+class _NoRoomError(ScoringError):
+    """One row of a batch within a batch does not fit: the outer one is to be halved."""
+
+
 class Batches:
     """Cuts work into batches.
 
@@ -52,16 +56,17 @@ class Batches:
                 work(batch)
                 first += len(batch)
             except Exception as error:
-                if is_out_of_memory(error) and len(batch) > 1:
-                    self.max_rows = math.ceil(len(batch) / 2)
-                    _release(self.model.device)
-                    continue
-                raise as_scoring_error(error, label(batch[0]), len(batch)) from None
+                if not (is_out_of_memory(error) and len(batch) > 1):
+                    raise as_scoring_error(error, label(batch[0]), len(batch)) from None
+                self.max_rows = math.ceil(len(batch) / 2)
+            else:
+                continue
+            release(self.model.device)  # outside the handler, whose traceback holds the tensors
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | _NoRoomError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
@@ -71,9 +76,8 @@ def as_scoring_error(error: Exception, label: str, rows: int) -> ScoringError:
     if isinstance(error, ScoringError):
         return error
     cure = "One row alone needs more memory than there is." if is_out_of_memory(error) else "The model itself raised it."
-    return ScoringError(
-        f"scoring {label or 'a batch'} and {rows - 1} rows beside it failed with {type(error).__name__}. {cure}"
-    )
+    kind = _NoRoomError if is_out_of_memory(error) else ScoringError
+    return kind(f"scoring {label or 'a batch'} and {rows - 1} rows beside it failed with {type(error).__name__}. {cure}")
 
 
 def _default_budget(device: torch.device) -> int:
@@ -82,6 +86,7 @@ def _default_budget(device: torch.device) -> int:
     return CPU_BUDGET
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Give freed blocks of an accelerator back."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

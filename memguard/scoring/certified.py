@@ -19,6 +19,7 @@ from scipy import special
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError
+from memguard.scoring.batches import as_scoring_error
 from memguard.scoring.branching import Branch
 from memguard.scoring.scorer import Scorer
 
@@ -166,22 +167,27 @@ class PriorPrefixes:
         if part in self._encoded:
             return self._encoded[part]
         rows = [self.prefixes[index] for index in self._parts[part].tolist()]
-        if self.scorer.model.can_branch():
-            last, branch = self.scorer.model.encode(rows)
-            encoded: tuple[Tensor, Branch | None] = (last, branch)
-            size = branch.num_bytes
-        else:
-            encoded, size = (self.scorer.model.whole(rows)[:, -1], None), 0
+        try:
+            encoded, size = self._run(rows)
+        except Exception as error:
+            raise as_scoring_error(error, "prior prefixes", len(rows)) from None
         if self._kept + size <= KEPT_BYTES:
             self._encoded[part] = encoded
             self._kept += size
         return encoded
 
+    def _run(self, rows: list[tuple[int, ...]]) -> tuple[tuple[Tensor, Branch | None], int]:
+        """What stands at the end of some prefixes, where to go on from, and the bytes that holds."""
+        if self.scorer.model.can_branch():
+            last, branch = self.scorer.model.encode(rows)
+            return (last, branch), branch.num_bytes
+        return (self.scorer.model.whole(rows)[:, -1], None), 0
+
     def _log_probs(self, states: Tensor, targets: Tensor, rows: Tensor) -> Floats:
         statistics = self.scorer.model.statistics(states, targets, rows)
         log_probs: Floats = np.minimum(statistics.log_prob.double().cpu().numpy(), 0.0)
-        if np.isnan(log_probs).any():
-            raise NonFiniteScoreError("the scores behind prior prefixes must be finite, got NaN.")
+        if not np.isfinite(log_probs).all():
+            raise NonFiniteScoreError("the scores behind prior prefixes must be finite, got NaN or infinity.")
         return log_probs
 
     def _chunks(self) -> list[NDArray[np.int64]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from memguard.scoring.heads import Head, Unreadable, lifted, read_head
 from memguard.scoring.kernels import TokenStatistics, logit_statistics
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, float32: a fused head sums in another order
-LOW_PRECISION_ROUNDINGS = 4.0  # bf16 and fp16 heads round their logits, caps and scales as well
+LOW_PRECISION_ROUNDINGS = 2.0  # bf16 and fp16 heads round their logits, caps and scales as well
+RMS_ROUNDINGS = 0.75  # rounding has no direction; a scale or cap that was not read has
+COUNTED = -100.0  # nats below the likeliest token: what models mask out is lower
 CACHE_TOLERANCE = 2e-3  # of the largest logit, float32: keys of the prefix come from another batch shape
 
 
@@ -114,11 +117,10 @@ class CausalModel:
 
     def statistics(self, states: Tensor, targets: Tensor, rows: Tensor | None = None, **options: Any) -> TokenStatistics:
         """Statistics of rows of what `whole`, `encode` or `extend` gave, shape (N, width)."""
-        targets = targets.to(states.device)
-        rows = rows.to(states.device) if rows is not None else None
         if self._head is not None:
             return self._head.statistics(states, targets, rows, **options)
-        return logit_statistics(states, targets, rows=rows, **options)
+        rows = rows.to(states.device) if rows is not None else None
+        return logit_statistics(states, targets.to(states.device), rows=rows, **options)
 
     def bytes_per_token(self) -> int:
         """A rough, generous size of what one token of a batch takes during a forward pass; bytes."""
@@ -185,13 +187,12 @@ class CausalModel:
         allowed = max(LOGIT_TOLERANCE, LOW_PRECISION_ROUNDINGS * step)
         self._head = head
         try:
-            fused = self._logits_of(self._run(ids, mask, None))
+            difference, rms = _relative_difference(self._logits_of(self._run(ids, mask, None)), own, mask)
         except Exception as error:
             self._head = None
             self.notices.append(f"the head is run by the model itself: lifted out, it raised {type(error).__name__}.")
             return
-        difference = _relative_difference(fused, own, mask)
-        if not difference <= allowed:
+        if not (difference <= allowed and rms <= max(LOGIT_TOLERANCE, RMS_ROUNDINGS * step)):
             self._head = None
             self.notices.append(
                 f"the head is run by the model itself: read from its weights, its logits differ by {difference:.1e} of the "
@@ -204,28 +205,30 @@ class CausalModel:
         if head is None:
             return states.float()
         if head.down:
-            states = torch.cat([states, *(torch.nn.functional.linear(states, down) for down in head.down)], dim=-1)
-        logits = states.float() @ head.weight.float().T
+            low_rank = [torch.nn.functional.linear(states.to(down.dtype), down).to(states.dtype) for down in head.down]
+            states = torch.cat([states, *low_rank], dim=-1)
+        logits = states.to(head.weight.device).float() @ head.weight.float().T
         logits = (logits + head.bias.float() if head.bias is not None else logits) * head.scale
         return head.soft_cap * torch.tanh(logits / head.soft_cap) if head.soft_cap is not None else logits
 
     def _check_branching(self, rows: list[list[int]], own: Tensor, step: float) -> bool:
         """Encode one token less than half of each row, go on with the rest, compare with the whole row."""
-        allowed = max(CACHE_TOLERANCE, 4 * LOW_PRECISION_ROUNDINGS * step)
+        allowed = max(CACHE_TOLERANCE, 8 * LOW_PRECISION_ROUNDINGS * step)
         long = [index for index, row in enumerate(rows) if len(row) >= 3]
         if not long:
             return False
         try:
-            worst = max(self._branch_difference(rows[index], own[index]) for index in long)
+            differences = [self._branch_difference(rows[index], own[index]) for index in long]
         except Exception as error:
             self.notices.append(f"prefixes are not shared: branching from a cache raised {type(error).__name__}.")
             return False
-        if not worst <= allowed:
+        wrong = [difference for difference in differences if not difference <= allowed]
+        if wrong:
             self.notices.append(
-                f"prefixes are not shared: logits behind a cache differ by {worst:.1e} of the largest, more than {allowed:.1e}."
+                f"prefixes are not shared: logits behind a cache differ by {wrong[0]:.1e} of the largest, more than "
+                f"{allowed:.1e}."
             )
-            return False
-        return True
+        return not wrong
 
     def _branch_difference(self, row: list[int], own: Tensor) -> float:
         half = max(1, len(row) // 2)
@@ -239,7 +242,7 @@ class CausalModel:
             got.append(more[0])
         logits = self._logits_of(torch.cat(got))
         expected = own[half : len(row)]
-        return _relative_difference(logits[None], expected[None], None)
+        return _relative_difference(logits[None], expected[None], None)[0]
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -257,15 +260,21 @@ def _cache_name(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
-def _relative_difference(got: Tensor, expected: Tensor, mask: Tensor | None) -> float:
-    """Largest difference of logits as a share of the largest finite one; nan when only one of the two is finite."""
+def _relative_difference(got: Tensor, expected: Tensor, mask: Tensor | None) -> tuple[float, float]:
+    """Largest and root-mean-square difference of logits, each as a share of the same of the logits; nan for one nan alone.
+
+    Tokens that the model masks out, or that are hopeless, do not count: the others tell whether a head was read rightly.
+    """
     if got.shape != expected.shape:
-        return float("inf")
+        return math.inf, math.inf
+    expected = expected.to(got.device)
     if mask is not None:
         kept = mask.bool().to(got.device)
         got, expected = got[kept], expected[kept]
-    same = (got == expected.to(got.device)) | (got.isnan() & expected.isnan())
-    finite = expected.isfinite()
-    largest = float(expected[finite].abs().max()) if bool(finite.any()) else 1.0
-    difference = torch.where(same, torch.zeros_like(got), (got - expected).abs())
-    return float(difference.max()) / max(1.0, largest) if difference.numel() else 0.0
+    if bool(expected.isnan().all()):  # nothing to compare with: scores will be nan on either road, and say so
+        return 0.0, 0.0
+    counts = ~(expected - expected.amax(-1, keepdim=True) < COUNTED)
+    got, expected = got[counts], expected[counts]
+    difference = (got - expected).abs()
+    largest, typical = float(expected.abs().max()), float(expected.square().mean().sqrt())
+    return float(difference.max()) / max(1.0, largest), float(difference.square().mean().sqrt()) / max(1.0, typical)

@@ -21,7 +21,7 @@ from memguard.scoring.kernels import TokenStatistics, token_statistics
 SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier")  # Cohere; Falcon-H1
 DIVISORS = ("logits_scaling",)  # Granite
-CAPS = ("final_logit_softcapping",)  # Gemma
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "logit_softcap")  # Gemma; RecurrentGemma and others
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,14 @@ class Head:
     def statistics(self, hidden: Tensor, targets: Tensor, rows: Tensor | None = None, **options: Any) -> TokenStatistics:
         """`token_statistics` of hidden states, shape (N, width), as they reach the head."""
         if self.down:
-            hidden = torch.cat([hidden, *(nn.functional.linear(hidden, down) for down in self.down)], dim=-1)
+            low_rank = [nn.functional.linear(hidden.to(down.dtype), down).to(hidden.dtype) for down in self.down]
+            hidden = torch.cat([hidden, *low_rank], dim=-1)
+        place = self.weight.device  # another one than the hidden states' where a model is spread over devices
         return token_statistics(
-            hidden.to(self.weight.dtype),
+            hidden.to(place, self.weight.dtype),
             self.weight,
-            targets,
-            rows=rows,
+            targets.to(place),
+            rows=rows.to(place) if rows is not None else None,
             bias=self.bias,
             scale=self.scale,
             soft_cap=self.soft_cap,
@@ -107,7 +109,7 @@ def lifted(head: Head) -> Iterator[Lifted]:
 
     def hand_over(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
         caught.hidden.append(hidden)
-        return hidden[..., :1]
+        return hidden[..., :1].clone()
 
     had = head.module.__dict__.get("forward")
     head.module.forward = hand_over

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from memguard.scoring.walk import Floats, TreeWalk
 
 ROUND = 1.0  # nats: canaries this close are served by one round of the walk
 LEAVES_PER_CHECK = 4  # candidates a walk may find for each that is checked: planted ones and duplicates leave room
+UNBOUNDED = 2**1023  # an upper bound that says nothing
 Path = tuple[int, ...]
+Standing = Literal["counts", "left out", "refused"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class SearchResult:
         likeliest: candidates found, likeliest first, those left out among them; complete down to `floor`.
         floor: nats; every candidate at or above it was found.
         num_nodes: nodes expanded.
-        num_refused: candidates found whose text the tokenizer writes otherwise: not counted.
+        num_refused: candidates found whose text the tokenizer writes otherwise; ranks behind them are bounds.
+        num_unsettled: canaries that the walk scored otherwise than they were given; nothing is said of their rank.
     """
 
     ranks: list[RankBounds]
@@ -64,6 +68,7 @@ class SearchResult:
     floor: float
     num_nodes: int
     num_refused: int
+    num_unsettled: int
 
 
 def count_above(
@@ -74,7 +79,7 @@ def count_above(
     left_out: frozenset[Path],
     tolerance: float,
     node_budget: int,
-    is_canonical: Callable[[Sequence[Path]], Sequence[bool]] | None = None,
+    judge: Callable[[Sequence[Path]], Sequence[Standing]] | None = None,
     max_checked: int = 10_000,
     whole: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -88,7 +93,8 @@ def count_above(
         left_out: paths that do not count: the planted secrets, the canaries themselves among them.
         tolerance: scores closer than this tie; nats.
         node_budget: nodes the walk may expand in all.
-        is_canonical: whether the tokenizer writes the text of a path as that path; asked of what would be counted.
+        judge: asked of what would be counted: is it a sibling, does the tokenizer write its text as that path? One that it
+            writes otherwise is scored by another path, which may lie outside the tree: ranks behind it are not exact.
         max_checked: candidates to ask that of, the likeliest first; beyond, a rank is bounded and not exact.
         whole: walk the whole tree, whatever the scores.
         progress: called with nodes expanded after each chunk.
@@ -100,12 +106,26 @@ def count_above(
     reached = _walk_down(walk, [-math.inf] if whole else _floors(log_probs, tolerance), limits, progress)
     found = [Found(path, log_prob) for path, _, log_prob in walk.found()]
     by_path = {one.path: one.log_prob for one in found}
-    scores = [by_path.get(tuple(path), given) for path, given in zip(canaries, log_probs, strict=True)]
-    least = min(scores, default=0.0) - tolerance
+    scores = [
+        _settle(by_path.get(tuple(path)), given, reached, tolerance) for path, given in zip(canaries, log_probs, strict=True)
+    ]
+    least = min((score for score in scores if score is not None), default=0.0) - tolerance
     candidates = [one for one in found if one.log_prob >= least and one.path not in left_out]
-    counted, refused, unsure = _check(candidates, is_canonical, max_checked)
-    ranks = [_bounds(walk, score, counted, unsure, tolerance, is_complete=reached <= score - tolerance) for score in scores]
-    return SearchResult(ranks, found, reached, walk.num_nodes, refused)
+    counted, refused, unsure = _check(candidates, judge, max_checked)
+    ranks = [
+        RankBounds(given, 1, UNBOUNDED, 0, False)
+        if score is None
+        else _bounds(walk, score, counted, unsure, tolerance, is_complete=reached <= score - tolerance)
+        for score, given in zip(scores, log_probs, strict=True)
+    ]
+    return SearchResult(ranks, found, reached, walk.num_nodes, refused, scores.count(None))
+
+
+def _settle(walked: float | None, given: float, reached: float, tolerance: float) -> float | None:
+    """The score to rank a canary by; None where walk and rows disagree by more than the tolerance, so that neither is right."""
+    if walked is None:
+        return given if reached > given - tolerance else None
+    return walked if abs(walked - given) <= tolerance else None
 
 
 def _walk_down(
@@ -131,14 +151,15 @@ def _floors(log_probs: Sequence[float], tolerance: float) -> list[float]:
 
 
 def _check(
-    candidates: Sequence[Found], is_canonical: Callable[[Sequence[Path]], Sequence[bool]] | None, max_checked: int
+    candidates: Sequence[Found], judge: Callable[[Sequence[Path]], Sequence[Standing]] | None, max_checked: int
 ) -> tuple[Floats, int, Floats]:
-    """Scores of what counts, how many were refused, and scores of what was not asked for; likeliest first."""
+    """Scores of what counts, how many were refused, and scores of what may count: refused, or not asked for."""
     scores = np.array([one.log_prob for one in candidates])
-    if is_canonical is None or not candidates:
+    if judge is None or not candidates:
         return scores, 0, scores[:0]
-    kept = np.array(is_canonical([one.path for one in candidates[:max_checked]]), dtype=bool)
-    return scores[:max_checked][kept], int((~kept).sum()), scores[max_checked:]
+    standing = np.array(judge([one.path for one in candidates[:max_checked]]))
+    asked, refused = scores[:max_checked], standing == "refused"
+    return asked[standing == "counts"], int(refused.sum()), np.concatenate([asked[refused], scores[max_checked:]])
 
 
 def _bounds(

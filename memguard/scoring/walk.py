@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError
-from memguard.scoring.batches import Batches, as_scoring_error, is_out_of_memory
+from memguard.scoring.batches import Batches, as_scoring_error, is_out_of_memory, release
 from memguard.scoring.branching import Branch
 from memguard.scoring.forward import CausalModel
 from memguard.scoring.trees import CandidateTree, Ints, first_path
@@ -129,13 +129,16 @@ class TreeWalk:
             if rest is not None:
                 stack.append(rest)
             try:
-                below = self._expand(pending, floor)
+                below: list[_Pending] | None = self._expand(pending, floor)
             except Exception as error:
-                if is_out_of_memory(error) and len(pending.nodes) > 1:
-                    self.batches.max_rows = math.ceil(len(pending.nodes) / 2)
-                    stack.append(pending)
-                    continue
-                raise as_scoring_error(error, self.label, len(pending.nodes)) from None
+                if not (is_out_of_memory(error) and len(pending.nodes) > 1):
+                    raise as_scoring_error(error, self.label, len(pending.nodes)) from None
+                below = None
+            if below is None:  # memory ran out: again, with half of the rows
+                self.batches.max_rows = math.ceil(len(pending.nodes) / 2)
+                release(self.model.device)
+                stack.append(pending)
+                continue
             stack += below
             self.num_nodes += len(pending.nodes)
             if progress is not None:
@@ -218,7 +221,8 @@ class TreeWalk:
     def _forward(self, pending: _Pending) -> tuple[Tensor, Branch | None]:
         """What stands at the nodes, (n, width), and the branch of their rows."""
         paths = pending.nodes.paths
-        self.model.check([[*self.prefix_ids, *first_path(self.tree)]])
+        if not self.num_nodes:
+            self.model.check([[*self.prefix_ids, *first_path(self.tree)]])
         if not self.model.can_branch():
             whole = self.model.whole([[*self.prefix_ids, *path] for path in paths.tolist()])
             return whole[:, -1], None

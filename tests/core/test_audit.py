@@ -121,7 +121,7 @@ def test_never_inserted_canaries_have_the_null_mean_over_200_plans(tiny_model: A
             config = config_of(PIN, seed=seed, tiers={1: 1}, controls=20, positive_control=None)
             runner = AuditRunner(draw_plan(config.canaries, tokenizer), tokenizer, config.audit)
             scorer = Scorer(model, batch_size=256)
-            scored, _ = runner._score(scorer, None)
+            scored = runner._score(scorer, None)
             tolerance = measure_tolerance(scorer, scored)
             rows = [row for item in scored for row in canary_rows(item, None, tolerance=tolerance, with_tail=False)]
             means.append(np.mean([row.exposure.bits for row in rows if row.role == "control"]))

@@ -219,3 +219,15 @@ def test_exact_p_values_are_valid_over_many_null_plans(tiny_model: Any, tokenize
     for level in (0.05, 0.2, 0.5):
         # 60 independent plans: within four standard errors of the level, from above only.
         assert (values <= level).mean() <= level + 4 * math.sqrt(level * (1 - level) / values.size)
+
+
+def test_a_space_whose_longest_candidate_does_not_fit_the_model_is_not_walked(tiny_model: Any, tokenizer: Any) -> None:
+    config = config_for(SECRETS[3])
+    plan = draw_plan(config.canaries, tokenizer)
+    groups = build_groups(plan, tokenizer, config.audit.exposure)
+    longest = max(span.end for group in groups for span in (*group.canary_spans, *group.reference_spans))
+    tiny_model.config.max_position_embeddings = longest
+    report = run_audit(tiny_model, tokenizer, plan=plan, config=config)
+    assert report.status == "valid"
+    tiny_model.config.max_position_embeddings = 128
+    assert report.procedure.num_nodes < run_audit(tiny_model, tokenizer, plan=plan, config=config).procedure.num_nodes

@@ -241,6 +241,29 @@ def test_a_model_under_bf16_autocast_stays_fused() -> None:
     assert causal.can_branch()
 
 
+def test_one_row_of_nan_behind_a_cache_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = iter([0.0, float("nan"), 0.0])
+    monkeypatch.setattr(CausalModel, "_branch_difference", lambda *_: next(differences))
+    with audit_mode(tiny_family("llama")) as inner:
+        causal = CausalModel(inner)
+        causal.check([(1, 2, 3, 4)] * 3)
+    assert not causal.can_branch()
+    assert "prefixes are not shared" in causal.notices[0]
+
+
+def test_columns_that_a_model_masks_out_do_not_widen_what_passes() -> None:
+    def change(logits: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(logits.shape[-1]) == 3, torch.finfo(torch.float32).min, logits * 0.9)
+
+    model = Odd(change)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    with audit_mode(model):
+        causal = CausalModel(model)
+        causal.check([span.ids for span in spans_of(3)])
+    assert not causal.is_fused
+
+
 def test_a_model_compiled_in_place_is_scored_uncompiled_and_stays_compiled() -> None:
     model = tiny_family("llama")
     model.compile(backend="eager")

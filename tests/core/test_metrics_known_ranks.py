@@ -38,6 +38,12 @@ def test_bounds_of_a_search_that_did_not_end_narrow_both_ends() -> None:
     assert searched.bits == pytest.approx(math.log2(10**6 / 500))
 
 
+def test_a_search_that_its_own_references_refute_is_not_believed() -> None:
+    references = [-1.0] * 5 + [-9.0] * 20
+    one = estimate_exposure(-3.0, references, secret_space_size=1000, known=KnownRank(2, 3, is_exact=True))
+    assert (one.method, one.rank_low) == ("sampled", 6)
+
+
 def test_a_nan_stays_failed_whatever_is_known() -> None:
     assert estimate_exposure(math.nan, [-1.0], secret_space_size=9, known=KnownRank(1, 1, is_exact=True)).method == "failed"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.metrics.prior_aware import PriorAwareEstimate, chernoff_upper_mean, estimate_prior_aware
+from memguard.metrics.prior_aware import PriorAwareEstimate, PriorAwareThresholds, chernoff_upper_mean, estimate_prior_aware
 
 
 def verdict(log_prob: float, priors: Sequence[float] | np.ndarray, *, m: float = 1e-4, n: float = 10.0) -> str:
@@ -218,3 +218,18 @@ def test_an_estimate_without_priors_is_refused() -> None:
 def test_scores_that_are_not_log_probabilities_are_refused(log_prob: float, priors: list[float]) -> None:
     with pytest.raises(ValueError, match="finite and at most 0"):
         verdict(log_prob, priors)
+
+
+def test_a_decision_waits_where_an_end_lies_within_the_tolerance_of_a_boundary() -> None:
+    # P = 0.9, mean 0.1 over 50 prefixes: the ratio 9 exceeds 5, its Chernoff bound (about 4) does not, so ESS decides.
+    thresholds = PriorAwareThresholds(m=1e-4, n=5.0)
+
+    def decide(mean: float, size: float, tolerance: float) -> str | None:
+        ends = (math.log(mean), math.log(mean))
+        return thresholds.decide(math.log(0.9), 50, log_mean=ends, effective_size=(size, size), tolerance=tolerance)
+
+    assert decide(0.1, 10.001, 0.0) == "PA (estimate)"
+    assert decide(0.1, 9.999, 0.0) == "undecided"
+    assert decide(0.1, 10.001, 0.01) is None
+    assert decide(0.18, 40.0, 1e-3) is None  # ratio 5 exactly: PA or common hangs on the mean
+    assert decide(0.1, 40.0, 1e-3) == "PA (estimate)"

@@ -77,6 +77,26 @@ def test_batches_are_halved_when_memory_runs_out_and_scores_stay(monkeypatch: py
         scored_with_memory_for(0, monkeypatch)
 
 
+def test_a_batch_of_prefixes_is_halved_when_one_row_behind_it_does_not_fit() -> None:
+    model = tiny_family("llama")
+    rng = random.Random(1)
+    prefixes = [tuple(rng.randrange(517) for _ in range(6)) for _ in range(8)]
+    suffixes = [(5, 6, 7), (8, 9, 10)]
+    with audit_mode(model) as inner:
+        plain = Scorer(inner).grid(prefixes, suffixes)
+        scorer = Scorer(inner)
+        scorer.prepare([Span((*prefixes[0], 5, 6, 7), 6, 9)])
+        extend = scorer.model.extend
+
+        def short_of_memory(branch: Any, parents: Any, rows: Any) -> Any:
+            if len(branch.cache.layers[0].keys) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return extend(branch, parents, rows)
+
+        scorer.model.extend = short_of_memory  # type: ignore[method-assign]
+        assert scorer.grid(prefixes, suffixes) == pytest.approx(plain, abs=1e-4)
+
+
 def test_an_interrupt_is_not_swallowed_and_the_model_is_put_back() -> None:
     model = tiny_family("llama").train()
 

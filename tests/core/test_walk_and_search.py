@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, tiny_family
 from memguard.errors import NonFiniteScoreError, ScoringError
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, Span
-from memguard.scoring.search import SearchResult, count_above
+from memguard.scoring.search import SearchResult, Standing, count_above
 from memguard.scoring.trees import ExplicitTree, is_path
 from memguard.scoring.walk import TreeWalk
 
@@ -222,6 +222,9 @@ def test_ties_count_against_the_canary_and_are_told_apart() -> None:
     assert (rank.rank_low, rank.rank_high, rank.num_tied) == (1 + above, 3 + above, 2)
 
 
+STANDINGS: dict[int, Standing] = {2: "refused", 3: "left out"}
+
+
 def test_candidates_that_the_tokenizer_writes_otherwise_are_not_counted() -> None:
     model = tiny_family("llama")
     candidates = candidates_of(5)
@@ -235,11 +238,31 @@ def test_candidates_that_the_tokenizer_writes_otherwise_are_not_counted() -> Non
             tree,
             [candidates[worst]],
             [float(scores[worst])],
-            is_canonical=lambda paths: [path[0] != 2 for path in paths],
+            judge=lambda paths: [STANDINGS.get(path[0], "counts") for path in paths],
         )
-    refused = sum(one[0] == 2 for index, one in enumerate(candidates) if index != worst)
-    assert result.ranks[0].rank_high == len(candidates) - refused
+    others = [one for index, one in enumerate(candidates) if index != worst]
+    refused, left_out = sum(one[0] == 2 for one in others), sum(one[0] == 3 for one in others)
+    assert refused > 0
     assert result.num_refused == refused
+    (rank,) = result.ranks
+    assert not rank.is_exact  # the text of a refused path is scored by another path, which nobody walked
+    assert rank.rank_low == len(candidates) - refused - left_out
+    assert rank.rank_high == len(candidates) - left_out
+
+
+def test_a_canary_that_the_walk_scores_otherwise_gets_no_rank() -> None:
+    model = tiny_family("llama")
+    candidates = list(itertools.product(range(6), repeat=3))
+    tree = ExplicitTree(candidates)
+    with audit_mode(model) as inner:
+        scorer = Scorer(inner)
+        scores = walked(scorer, tree, len(candidates))
+        one = int(np.argsort(-scores)[150])
+        for wrong in (0.3, -0.3, 4e-4):
+            result = searched(scorer, tree, [candidates[one]], [float(scores[one]) + wrong])
+            assert result.num_unsettled == 1
+            assert not result.ranks[0].is_exact
+            assert result.ranks[0].rank_low <= 151 <= result.ranks[0].rank_high
 
 
 def test_a_walk_with_nan_weights_names_what_it_walked() -> None:
