@@ -17,6 +17,8 @@ import numpy as np
 from memguard.scoring.walk import Floats, TreeWalk
 
 ROUND = 1.0  # nats: canaries this close are served by one round of the walk
+PROBE = 4.0  # nats above a floor at which its cost is foretold
+HOPE = 4.0  # times the budget: growth may be slower than foretold
 LEAVES_PER_CHECK = 4  # candidates a walk may find for each that is checked: planted ones and duplicates leave room
 UNBOUNDED = 2**1023  # an upper bound that says nothing
 Path = tuple[int, ...]
@@ -131,9 +133,19 @@ def _settle(walked: float | None, given: float, reached: float, tolerance: float
 def _walk_down(
     walk: TreeWalk, floors: Sequence[float], limits: dict[str, int | None], progress: Callable[[int], None] | None
 ) -> float:
-    """Lower the floor canary by canary, the likeliest first; the floor that was reached whole."""
-    reached = math.inf
+    """Lower the floor canary by canary, the likeliest first; the floor that was reached whole.
+
+    Nodes grow with exp(-floor) at most. A few nats above a low floor their number tells, for a fiftieth of the cost, whether
+    the budget could ever be enough.
+    """
+    reached, budget = math.inf, limits["max_nodes"] or 0
     for floor in floors:
+        if -math.inf < floor < -2 * PROBE and floor + PROBE < reached:
+            if not walk.advance(floor + PROBE, progress=progress, **limits):
+                break
+            reached = floor + PROBE
+            if walk.num_nodes * math.exp(PROBE) > HOPE * budget:
+                break
         if not walk.advance(floor, progress=progress, **limits):
             break
         reached = floor
