@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import span_log_prob
 from tiny_models import FAMILIES, tiny_family
@@ -157,6 +157,11 @@ def searched(
     return count_above(walk, canaries, scores, **settings_)
 
 
+def no_near_ties(scores: np.ndarray) -> bool:
+    """Whether scores lie further apart than the tolerance: ties are another test's."""
+    return float(np.diff(np.sort(scores)).min()) > 5e-4
+
+
 @given(seed=st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_ranks_by_search_equal_ranks_by_enumeration_and_the_best_comes_first(seed: int) -> None:
@@ -168,6 +173,7 @@ def test_ranks_by_search_equal_ranks_by_enumeration_and_the_best_comes_first(see
     with audit_mode(model) as inner:
         scorer = Scorer(inner)
         scores = walked(scorer, tree, len(candidates))
+        assume(no_near_ties(scores))
         result = searched(scorer, tree, [candidates[one] for one in planted], [float(scores[one]) for one in planted])
     others = np.delete(scores, planted)
     for one, rank in zip(planted, result.ranks, strict=True):
@@ -191,6 +197,7 @@ def test_bounds_hold_whatever_the_budget(seed: int, budget: int) -> None:
     with audit_mode(model) as inner:
         scorer = Scorer(inner)
         scores = walked(scorer, tree, len(candidates))
+        assume(no_near_ties(scores))
         result = searched(
             scorer,
             tree,
