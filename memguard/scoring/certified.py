@@ -19,7 +19,7 @@ from scipy import special
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError
-from memguard.scoring.batches import as_scoring_error
+from memguard.scoring.batches import as_scoring_error, is_out_of_memory, release
 from memguard.scoring.branching import Branch
 from memguard.scoring.scorer import Scorer
 
@@ -108,10 +108,14 @@ class PriorPrefixes:
         self.scorer.model.check([(*self.prefixes[0], *suffix)])
         products = np.zeros(len(self.prefixes))
         before = self.scorer.model.num_token_forwards
-        for part, members in enumerate(self._parts):
-            last, _ = self._encode(part)
-            heads = torch.full((len(members),), suffix[0])
-            products[members] = self._log_probs(last, heads, torch.arange(len(members)))
+
+        def work() -> None:
+            for part, members in enumerate(self._parts):
+                last, _ = self._encode(part)
+                heads = torch.full((len(members),), suffix[0])
+                products[members] = self._log_probs(last, heads, torch.arange(len(members)))
+
+        self._with_room(work)
         spent = self.scorer.model.num_token_forwards - before
         return PriorState(suffix, products, np.ones(len(self.prefixes), np.int64), spent)
 
@@ -126,10 +130,31 @@ class PriorPrefixes:
     def resume(self, state: PriorState, pairs: NDArray[np.int64]) -> None:
         """Go on with some pairs: as many tokens again as they have, at most to the end."""
         before = self.scorer.model.num_token_forwards
-        for part, members in enumerate(self._parts):
-            for chosen in self._alike(state, pairs[np.isin(pairs, members)]):
-                self._extend(state, part, members, chosen)
+        aims = np.minimum(len(state.suffix), 2 * state.num_tokens)
+
+        def work() -> None:
+            left = pairs[state.num_tokens[pairs] < aims[pairs]]  # those that a first try did not reach
+            for part, members in enumerate(self._parts):
+                for chosen in self._alike(state, left[np.isin(left, members)]):
+                    self._extend(state, part, members, chosen)
+
+        self._with_room(work)
         state.num_token_forwards += self.scorer.model.num_token_forwards - before
+
+    def _with_room(self, work: Callable[[], None]) -> None:
+        """Do the work; again with half as many prefixes a batch when memory runs out."""
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                largest = max(len(members) for members in self._parts)
+                if not (is_out_of_memory(error) and largest > 1):
+                    raise as_scoring_error(error, "prior prefixes", largest) from None
+            self.scorer.batches.max_rows = math.ceil(largest / 2)
+            self._encoded.clear()
+            self._kept = 0
+            self._parts = self._chunks()
+            release(self.scorer.model.device)
 
     def _alike(self, state: PriorState, pairs: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Pairs by how many tokens they have: they are sent in one batch, and end at the same place."""
@@ -167,10 +192,7 @@ class PriorPrefixes:
         if part in self._encoded:
             return self._encoded[part]
         rows = [self.prefixes[index] for index in self._parts[part].tolist()]
-        try:
-            encoded, size = self._run(rows)
-        except Exception as error:
-            raise as_scoring_error(error, "prior prefixes", len(rows)) from None
+        encoded, size = self._run(rows)
         if self._kept + size <= KEPT_BYTES:
             self._encoded[part] = encoded
             self._kept += size

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memguard.errors import ScoringError
 from memguard.scoring.branching import Branch, new_cache
-from memguard.scoring.heads import Head, Unreadable, lifted, read_head
+from memguard.scoring.heads import Head, Unreadable, lifted, read_head, text_config
 from memguard.scoring.kernels import TokenStatistics, logit_statistics
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, float32: a fused head sums in another order
@@ -62,7 +62,7 @@ class CausalModel:
     @property
     def max_length(self) -> int | None:
         """Positions the model has, None when it names no limit."""
-        limit = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        limit = getattr(text_config(self.model), "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def check(self, rows: Sequence[Sequence[int]]) -> None:
@@ -77,6 +77,8 @@ class CausalModel:
         self._check_head(ids, mask, own, step)
         if self._can_branch is None:
             self._can_branch = self._check_branching(few, own, step)
+        else:
+            self.notices.append("prefixes are not shared: the model's configuration knows no cache.")
 
     def can_branch(self) -> bool:
         """Whether prefixes may be encoded once; `check` has run."""
@@ -134,9 +136,8 @@ class CausalModel:
         return 2 * layers * self._size("hidden_size", "n_embd", default=1024) * int(self.dtype.itemsize)
 
     def _size(self, *names: str, default: int) -> int:
-        config: Any = getattr(self.model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        return next((int(size) for name in names if (size := getattr(text, name, None))), default)
+        config = text_config(self.model)
+        return next((int(size) for name in names if (size := getattr(config, name, None))), default)
 
     def _run(self, ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         with self._whole() if self._head is None else lifted(self._head) as caught:
@@ -200,22 +201,15 @@ class CausalModel:
             )
 
     def _logits_of(self, states: Tensor) -> Tensor:
-        """All logits of a few rows, for the check alone."""
-        head = self._head
-        if head is None:
-            return states.float()
-        if head.down:
-            low_rank = [torch.nn.functional.linear(states.to(down.dtype), down).to(states.dtype) for down in head.down]
-            states = torch.cat([states, *low_rank], dim=-1)
-        logits = states.to(head.weight.device).float() @ head.weight.float().T
-        logits = (logits + head.bias.float() if head.bias is not None else logits) * head.scale
-        return head.soft_cap * torch.tanh(logits / head.soft_cap) if head.soft_cap is not None else logits
+        """All logits of a few rows, for the checks alone."""
+        return self._head.logits(states) if self._head is not None else states.float()
 
     def _check_branching(self, rows: list[list[int]], own: Tensor, step: float) -> bool:
         """Encode one token less than half of each row, go on with the rest, compare with the whole row."""
         allowed = max(CACHE_TOLERANCE, 8 * LOW_PRECISION_ROUNDINGS * step)
         long = [index for index, row in enumerate(rows) if len(row) >= 3]
         if not long:
+            self.notices.append("prefixes are not shared: rows of fewer than 3 tokens cannot show that a cache is honoured.")
             return False
         try:
             differences = [self._branch_difference(rows[index], own[index]) for index in long]

@@ -1,7 +1,7 @@
 """A model with its language-model head lifted out: hidden states come out where logits would, and the head's weights beside.
 
-The head is the module `get_output_embeddings` names. While it is lifted, that module hands its input over and returns an
-empty tensor, so the model's own forward runs as ever (autocast, adapters, patched forwards) but makes no logits. What a
+The head is the module `get_output_embeddings` names. While it is lifted, that module hands its input over and returns one
+column, so the model's own forward runs as ever (autocast, adapters, patched forwards) but makes no logits. What a
 model does to its logits after the head is read from its configuration and checked against its own logits: see
 `memguard.scoring.forward`. A head that cannot be read safely is `Unreadable`, and the model's own logits are used.
 """
@@ -46,20 +46,28 @@ class Head:
 
     def statistics(self, hidden: Tensor, targets: Tensor, rows: Tensor | None = None, **options: Any) -> TokenStatistics:
         """`token_statistics` of hidden states, shape (N, width), as they reach the head."""
-        if self.down:
-            low_rank = [nn.functional.linear(hidden.to(down.dtype), down).to(hidden.dtype) for down in self.down]
-            hidden = torch.cat([hidden, *low_rank], dim=-1)
-        place = self.weight.device  # another one than the hidden states' where a model is spread over devices
         return token_statistics(
-            hidden.to(place, self.weight.dtype),
+            self._widened(hidden),
             self.weight,
-            targets.to(place),
-            rows=rows.to(place) if rows is not None else None,
+            targets.to(self.weight.device),
+            rows=rows.to(self.weight.device) if rows is not None else None,
             bias=self.bias,
             scale=self.scale,
             soft_cap=self.soft_cap,
             **options,
         )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All logits of a few hidden states, (..., width) to (..., vocabulary), float32: for a check alone."""
+        logits = self._widened(hidden).float() @ self.weight.float().T
+        logits = (logits + self.bias.float() if self.bias is not None else logits) * self.scale
+        return self.soft_cap * torch.tanh(logits / self.soft_cap) if self.soft_cap is not None else logits
+
+    def _widened(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the weight takes them: behind the low-rank adapters, in its dtype and on its device."""
+        low_rank = [nn.functional.linear(hidden.to(down.dtype), down).to(hidden.dtype) for down in self.down]
+        wide = torch.cat([hidden, *low_rank], dim=-1) if low_rank else hidden
+        return wide.to(self.weight.device, self.weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ def read_head(model: Any) -> Head | Unreadable:
     if isinstance(read, Unreadable):
         return read
     weight, bias, down = read
-    scale, cap = _scale_and_cap(getattr(model, "config", None))
+    scale, cap = _scale_and_cap(text_config(model))
     return Head(_active(module), weight, bias, scale, cap, down)
 
 
@@ -166,15 +174,20 @@ def _read_lora(module: Any) -> _Read | Unreadable:
     return torch.cat(columns, dim=1) if downs else weight, bias, tuple(downs)
 
 
+def text_config(model: Any) -> Any:
+    """The configuration of a model's language part; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def _scale_and_cap(config: Any) -> tuple[float, float | None]:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale, cap = 1.0, None
     for name in MULTIPLIERS:
-        scale *= _number(text, name) or 1.0
+        scale *= _number(config, name) or 1.0
     for name in DIVISORS:
-        scale /= _number(text, name) or 1.0
+        scale /= _number(config, name) or 1.0
     for name in CAPS:
-        cap = cap or _number(text, name)
+        cap = cap or _number(config, name)
     return scale, cap
 
 

@@ -211,6 +211,30 @@ def test_prefixes_that_do_not_fit_in_memory_are_encoded_again(monkeypatch: pytes
     assert state.log_products == pytest.approx(plain, abs=1e-4)
 
 
+@pytest.mark.parametrize("short_of", ["encode", "extend"])
+def test_fewer_prefixes_are_encoded_at_a_time_when_memory_runs_out(short_of: str) -> None:
+    model = tiny_family("llama")
+    prefixes, suffix = prefixes_of(20), (5, 80, 411, 3, 9, 60)
+    with audit_mode(model) as inner:
+        plain = Scorer(inner).grid(prefixes, [suffix])[:, 0]
+        scorer = Scorer(inner)
+        pairs = PriorPrefixes(scorer, prefixes)
+        scorer.model.check([(*prefixes[0], *suffix)])
+        whole = getattr(scorer.model, short_of)
+
+        def short_of_memory(first: Any, *others: Any) -> Any:
+            rows = len(first) if short_of == "encode" else len(first.cache.layers[0].keys)
+            if rows > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return whole(first, *others)
+
+        setattr(scorer.model, short_of, short_of_memory)
+        state = pairs.begin(suffix)
+        pairs.decide(state, lambda _: None)
+    assert not state.is_open.any()
+    assert state.log_products == pytest.approx(plain, abs=1e-4)
+
+
 def test_bounds_are_what_the_specification_says() -> None:
     # Completed 0.5 and 0.2, open 0.1: A = .7, B = .29, U = .1, Q = .01; c = 3.
     bounds = prior_bounds(np.log([0.5, 0.2]), np.log([0.1]))

@@ -251,6 +251,19 @@ def test_one_row_of_nan_behind_a_cache_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert "prefixes are not shared" in causal.notices[0]
 
 
+def test_roads_that_cannot_be_checked_are_not_taken_and_say_so() -> None:
+    with audit_mode(tiny_family("llama")) as inner:
+        causal = CausalModel(inner)
+        causal.check([(1, 2)])
+    assert not causal.can_branch()
+    assert "fewer than 3 tokens" in causal.notices[0]
+    with audit_mode(Odd()) as inner:
+        plain = CausalModel(inner)
+        plain.check([(1, 2, 3, 4)])
+    assert not plain.can_branch()
+    assert "knows no cache" in plain.notices[0]
+
+
 def test_columns_that_a_model_masks_out_do_not_widen_what_passes() -> None:
     def change(logits: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.arange(logits.shape[-1]) == 3, torch.finfo(torch.float32).min, logits * 0.9)
