@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from memguard.scoring.kernels import TokenStatistics, token_statistics
 
-SHARDED = ("FullyShardedDataParallel", "DeepSpeedEngine")
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier")  # Cohere; Falcon-H1
 DIVISORS = ("logits_scaling",)  # Granite
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "logit_softcap")  # Gemma; RecurrentGemma and others
@@ -96,7 +96,7 @@ def read_head(model: Any) -> Head | Unreadable:
     Args:
         model: a module with `get_output_embeddings`; DDP and compile wrappers taken off already, PEFT wrappers allowed.
     """
-    if any(type(module).__name__ in SHARDED for module in model.modules()):
+    if any(base.__name__ in SHARDED for module in model.modules() for base in type(module).__mro__):
         return Unreadable("the model is sharded.")
     getter = getattr(model, "get_output_embeddings", None)
     module = getter() if callable(getter) else None

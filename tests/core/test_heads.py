@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,6 +195,17 @@ def test_sharded_models_and_models_without_output_embeddings_are_left_alone() ->
     sharded = torch.nn.Sequential(FullyShardedDataParallel())
     assert isinstance(read_head(sharded), Unreadable)
     assert isinstance(read_head(torch.nn.Linear(2, 2)), Unreadable)
+
+
+def test_real_ddp_is_fused_and_real_fsdp_runs_its_own_head(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("wrapped_models.py")
+    done = subprocess.run([sys.executable, str(program), str(tmp_path / "rendezvous")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert all(one["difference"] < 1e-4 for one in found.values())
+    assert found["ddp"] == {"difference": found["ddp"]["difference"], "is_fused": True, "notices": []}
+    assert not found["fsdp2"]["is_fused"]
+    assert "the model is sharded" in found["fsdp2"]["notices"][0]
 
 
 def test_a_forward_that_swallows_logits_while_it_trains_is_scored_in_eval_mode() -> None:
