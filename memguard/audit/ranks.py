@@ -106,9 +106,15 @@ class RankSearch:
         if not chosen and not hopeless:
             return 0
         space = self._space(group, listed=whole)
+        if space.tree is None:
+            return 0
         limit = scorer.model.max_length
-        if space.tree is None or (limit is not None and len(group.prefix_ids) + space.tree.max_depth > limit):
-            return 0  # the longest candidate, which need not be a planted one, does not fit the model's positions
+        if limit is not None and len(group.prefix_ids) + space.tree.max_depth > limit:
+            self._note(
+                f"format '{group.format.name}' is ranked by sampling alone: its longest candidate does not fit the model's "
+                f"{limit} positions."
+            )
+            return 0
         spent = 0
         if whole:  # small enough to be free: were it charged, scores would decide which groups are ranked exactly
             self.num_nodes += self._walk(item, scorer, space, known, chosen, budget, tolerance, whole=True)

@@ -229,5 +229,6 @@ def test_a_space_whose_longest_candidate_does_not_fit_the_model_is_not_walked(ti
     tiny_model.config.max_position_embeddings = longest
     report = run_audit(tiny_model, tokenizer, plan=plan, config=config)
     assert report.status == "valid"
+    assert any(f"does not fit the model's {longest} positions" in notice for notice in report.notices)
     tiny_model.config.max_position_embeddings = 128
     assert report.procedure.num_nodes < run_audit(tiny_model, tokenizer, plan=plan, config=config).procedure.num_nodes
