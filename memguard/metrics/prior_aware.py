@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, special
+from scipy import special
+
+from memguard.metrics.intervals import chernoff_upper_mean
 
 
 @dataclass(frozen=True)
@@ -30,27 +32,6 @@ class PriorAwareEstimate:
     confidence: float
     effective_sample_size: float
     num_prior_prefixes: int
-
-
-def chernoff_upper_mean(mean: float, count: int, *, significance: float) -> float:
-    """Upper bound of the mean of a variable in 0..1: sup{v : count * KL(mean || v) <= ln(1/significance)}.
-
-    Example:
-        >>> round(chernoff_upper_mean(0.0, 500, significance=0.05), 5)
-        0.00597
-    """
-    budget = -math.log(significance) / count
-    if mean >= 1.0:
-        return 1.0
-    if mean <= 0.0:
-        return -math.expm1(-budget)
-
-    def excess(v: float) -> float:
-        divergence = mean * (math.log(mean) - math.log(v)) + (1 - mean) * (math.log1p(-mean) - math.log1p(-v))
-        return divergence - budget
-
-    top = 1.0 - 1e-15
-    return 1.0 if excess(top) <= 0 else float(optimize.brentq(excess, mean, top, xtol=1e-15))
 
 
 def estimate_prior_aware(

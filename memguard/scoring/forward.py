@@ -65,6 +65,11 @@ class CausalModel:
         limit = getattr(text_config(self.model), "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Columns of the logits, as the configuration says."""
+        return self._size("vocab_size", default=32_000)
+
     def check(self, rows: Sequence[Sequence[int]]) -> None:
         """Find out, once, which roads give what the model itself gives, on a few rows of token ids."""
         if self._is_checked:
@@ -126,7 +131,7 @@ class CausalModel:
 
     def bytes_per_token(self) -> int:
         """A rough, generous size of what one token of a batch takes during a forward pass; bytes."""
-        logits = 0 if self._head is not None else 8 * self._size("vocab_size", default=32_000)
+        logits = 0 if self._head is not None else 8 * self.vocabulary_size
         activations = 24 * self._size("hidden_size", "n_embd", default=1024) * int(self.dtype.itemsize)
         return activations + self.cache_bytes_per_token() + logits
 
@@ -188,7 +193,7 @@ class CausalModel:
         allowed = max(LOGIT_TOLERANCE, LOW_PRECISION_ROUNDINGS * step)
         self._head = head
         try:
-            difference, rms = _relative_difference(self._logits_of(self._run(ids, mask, None)), own, mask)
+            difference, rms = _relative_difference(self.logits(self._run(ids, mask, None)), own, mask)
         except Exception as error:
             self._head = None
             self.notices.append(f"the head is run by the model itself: lifted out, it raised {type(error).__name__}.")
@@ -200,8 +205,8 @@ class CausalModel:
                 f"largest, more than {allowed:.1e}."
             )
 
-    def _logits_of(self, states: Tensor) -> Tensor:
-        """All logits of a few rows, for the checks alone."""
+    def logits(self, states: Tensor) -> Tensor:
+        """All logits of a few rows of what `whole`, `encode` or `extend` gave, float32, (..., V)."""
         return self._head.logits(states) if self._head is not None else states.float()
 
     def _check_branching(self, rows: list[list[int]], own: Tensor, step: float) -> bool:
@@ -234,7 +239,7 @@ class CausalModel:
         if rest:
             more, _ = self.extend(branch, torch.tensor([2, 0]), [rest, rest[:1]])
             got.append(more[0])
-        logits = self._logits_of(torch.cat(got))
+        logits = self.logits(torch.cat(got))
         expected = own[half : len(row)]
         return _relative_difference(logits[None], expected[None], None)[0]
 

@@ -94,7 +94,7 @@ class Scorer:
             ScoringError: a span the model cannot take, out of memory, or a forward that fails; names the item.
             NonFiniteScoreError: a score that is not finite.
         """
-        self._check(spans)
+        self.check(spans)
         sums = _Sums(spans, progress)
         if spans:
             self.prepare(spans)
@@ -102,7 +102,7 @@ class Scorer:
         random.Random(seed).shuffle(order)
         alone, shared = self._split(spans, order)
         self.batches.run(
-            sorted(alone, key=lambda index: _length_class(spans[index].end)),
+            sorted(alone, key=lambda index: length_class(spans[index].end)),
             lambda batch: self._score_whole(batch, sums),
             width=lambda index: spans[index].end,
             label=lambda index: spans[index].label,
@@ -135,7 +135,8 @@ class Scorer:
         except Exception as error:
             raise as_scoring_error(error, spans[0].label, min(3, len(spans))) from None
 
-    def _check(self, spans: Sequence[Span]) -> None:
+    def check(self, spans: Sequence[Span]) -> None:
+        """Raise `ScoringError` on a span that is none, or that the model has no positions for."""
         limit = self.model.max_length
         for span in spans:
             if not 1 <= span.start < span.end <= len(span.ids):
@@ -165,7 +166,7 @@ class Scorer:
         """Whole rows in one forward pass. Tokens after a span are cut off: they cannot change it."""
         spans = [sums.spans[index] for index in batch]
         states = self.model.whole([span.ids[: span.end] for span in spans])
-        rows, places, targets = _picks([(row, span.start - 1, span.suffix_ids) for row, span in enumerate(spans)])
+        rows, places, targets = picks([(row, span.start - 1, span.suffix_ids) for row, span in enumerate(spans)])
         sums.add(batch, rows, self.model.statistics(states[rows, places], targets))
         sums.done(len(batch))
 
@@ -180,7 +181,7 @@ class Scorer:
         start = sums.start(first, begun)
         going_on = [index for index in first if len(spans[index].suffix_ids) > 1]
         random.Random(len(going_on)).shuffle(going_on)
-        going_on.sort(key=lambda index: _length_class(len(spans[index].suffix_ids)))
+        going_on.sort(key=lambda index: length_class(len(spans[index].suffix_ids)))
         self.batches.run(
             going_on,
             lambda batch: self._score_suffixes(batch, parents, branch, sums, start),
@@ -203,7 +204,7 @@ class Scorer:
         suffixes = [sums.spans[index].suffix_ids for index in batch]
         rows_of_branch = torch.tensor([parents[index] for index in batch])
         states, _ = self.model.extend(branch, rows_of_branch, [suffix[:-1] for suffix in suffixes])
-        rows, places, targets = _picks([(row, 0, suffix[1:]) for row, suffix in enumerate(suffixes)])
+        rows, places, targets = picks([(row, 0, suffix[1:]) for row, suffix in enumerate(suffixes)])
         sums.add(batch, rows, self.model.statistics(states[rows, places], targets), start)
         sums.done(len(batch))
 
@@ -251,7 +252,7 @@ class _Sums:
         return SpanScores(self.log_probs, self.is_greedy)
 
 
-def _picks(spans: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[Tensor, Tensor, Tensor]:
+def picks(spans: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, places and targets of every scored token, from (row, place before the first target, targets)."""
     rows = [row for row, _, targets in spans for _ in targets]
     places = [first + offset for _, first, targets in spans for offset in range(len(targets))]
@@ -259,5 +260,6 @@ def _picks(spans: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[Tensor, T
     return torch.tensor(rows), torch.tensor(places), torch.tensor(wanted)
 
 
-def _length_class(length: int) -> int:
+def length_class(length: int) -> int:
+    """Rows of one class go into one batch."""
     return int(math.log(length) / math.log(LENGTH_STEP))

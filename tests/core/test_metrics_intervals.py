@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from memguard.metrics.intervals import median_interval, tail_probability_interval
+from memguard.metrics.intervals import (
+    bounded_mean_interval,
+    estimate_quantile,
+    median_interval,
+    share_interval,
+    tail_probability_interval,
+)
 
 
 @pytest.mark.parametrize("num_references", [1, 2, 17, 512])
@@ -94,3 +100,55 @@ def test_a_median_of_nothing_is_refused() -> None:
 def test_a_median_with_a_nan_is_refused_even_where_the_interval_would_trim_it() -> None:
     with pytest.raises(ValueError, match="must be numbers, got NaN"):
         median_interval([*range(30), math.nan], confidence=0.95)
+
+
+def test_a_share_interval_is_clopper_pearson() -> None:
+    # 3 of 10: Beta(.025; 3, 8) and Beta(.975; 4, 7), from tables of Clopper and Pearson (1934): .0667 and .6525
+    interval = share_interval(3, 10, confidence=0.95)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (0.0667, 0.6525)
+    assert share_interval(10, 10, confidence=0.95).high == 1.0
+
+
+@pytest.mark.parametrize(("count", "total"), [(-1, 3), (4, 3), (0, 0)])
+def test_an_impossible_share_is_refused(count: int, total: int) -> None:
+    with pytest.raises(ValueError, match="count must be in 0..total"):
+        share_interval(count, total, confidence=0.95)
+
+
+def test_a_bounded_mean_interval_of_zeros_and_ones_holds_the_binomial_share() -> None:
+    values = [1.0] * 7 + [0.0] * 13
+    wide, exact = bounded_mean_interval(values, confidence=0.95), share_interval(7, 20, confidence=0.95)
+    assert wide.low <= exact.low + 0.02
+    assert wide.high >= exact.high - 0.02
+    mirrored = bounded_mean_interval([1.0 - value for value in values], confidence=0.95)
+    assert (mirrored.low, mirrored.high) == pytest.approx((1 - wide.high, 1 - wide.low))
+
+
+@pytest.mark.parametrize("bad", [[], [1.1], [-0.1], [math.nan]])
+def test_a_bounded_mean_needs_values_in_the_unit_interval(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"values must hold at least one number, each in 0..1"):
+        bounded_mean_interval(bad, confidence=0.95)
+
+
+@pytest.mark.parametrize(("n", "probability"), [(30, 0.5), (100, 0.95), (300, 0.99)])
+def test_a_quantile_interval_covers_at_its_level(n: int, probability: float) -> None:
+    rng = np.random.default_rng(11)
+    truth = float(stats.expon.ppf(probability))
+    draws = 2000
+    estimates = [estimate_quantile(rng.exponential(size=n), probability, confidence=0.95) for _ in range(draws)]
+    missed = sum(not one.low <= truth <= one.high for one in estimates)
+    assert missed / draws <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+
+def test_a_quantile_beyond_the_sample_has_an_open_end() -> None:
+    estimate = estimate_quantile(range(10), 0.95, confidence=0.95)
+    assert (estimate.value, estimate.high) == (9.0, math.inf)
+    assert estimate.low <= 9.0
+
+
+@pytest.mark.parametrize(
+    ("values", "probability", "match"), [([], 0.5, "at least one"), ([math.nan], 0.5, "no NaN"), ([1.0], 1.0, "in 0..1")]
+)
+def test_a_quantile_of_nothing_is_refused(values: list[float], probability: float, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        estimate_quantile(values, probability, confidence=0.95)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.metrics.prior_aware import PriorAwareEstimate, PriorAwareThresholds, chernoff_upper_mean, estimate_prior_aware
+from memguard.metrics.intervals import chernoff_upper_mean
+from memguard.metrics.prior_aware import PriorAwareEstimate, PriorAwareThresholds, estimate_prior_aware
 
 
 def verdict(log_prob: float, priors: Sequence[float] | np.ndarray, *, m: float = 1e-4, n: float = 10.0) -> str:
