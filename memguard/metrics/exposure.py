@@ -141,15 +141,11 @@ def estimate_exposure(
     """
     references = np.asarray(reference_log_probs, dtype=np.float64)
     n = references.size
-    if n == 0:
-        raise ValueError("reference_log_probs must hold at least one score, got none.")
-    if secret_space_size < n:
-        raise ValueError(f"secret_space_size must be at least the number of references {n}, got {secret_space_size}.")
+    _check_references(n, secret_space_size)
     space_bits = math.log2(secret_space_size)
     siblings = np.asarray(sibling_log_probs, dtype=np.float64)
     if not (math.isfinite(log_prob) and np.isfinite(references).all() and np.isfinite(siblings).all()):
-        nan = math.nan
-        return ExposureEstimate(nan, nan, nan, confidence, "failed", space_bits, nan, 1, secret_space_size, n, 0, 0, ())
+        return _failed(confidence, space_bits, secret_space_size, n)
 
     strictly_above = int((references > log_prob + tolerance).sum())
     above = int((references >= log_prob - tolerance).sum())
@@ -189,6 +185,76 @@ def estimate_exposure(
         num_tied=above - strictly_above,
         flags=flags,
     )
+
+
+def estimate_calibrated_exposure(
+    gain: float,
+    reference_gains: ArrayLike,
+    *,
+    secret_space_size: int,
+    tolerance: float = 0.0,
+    confidence: float = 0.95,
+) -> ExposureEstimate:
+    """Exposure by what training added: the rank of log p now minus log p at step 0, among the same of references, in bits.
+
+    Has the same exact null as sampled exposure and more power, since what made a secret likely before training drops out.
+    Gains are no log-probabilities: no mass bounds their ranks, so the estimate is sampled and capped at log2(N + 1).
+
+    Args:
+        gain: log p now - log p at step 0 of the canary; nats, may be of either sign.
+        reference_gains: float64, shape (N,), the same of references.
+        secret_space_size: candidates of the space, the other planted secrets left out.
+        tolerance: gains closer than this tie; nats, twice that of a log-probability.
+        confidence: of the interval, 0..1.
+
+    Raises:
+        ValueError: no references, or a space smaller than its references.
+
+    Example:
+        >>> estimate = estimate_calibrated_exposure(3.0, [0.1, -0.2, 4.0], secret_space_size=1000)
+        >>> estimate.method, estimate.num_above, estimate.bits
+        ('sampled', 1, 1.0)
+
+    Source: statistics specification, section 7.
+    """
+    references = np.asarray(reference_gains, dtype=np.float64)
+    n = references.size
+    _check_references(n, secret_space_size)
+    space_bits = math.log2(secret_space_size)
+    if not (math.isfinite(gain) and np.isfinite(references).all()):
+        return _failed(confidence, space_bits, secret_space_size, n)
+    strictly_above = int((references > gain + tolerance).sum())
+    above = int((references >= gain - tolerance).sum())
+    p_value = (above + 1) / (n + 1)
+    tail_low, tail_high = (float(end) for end in tail_probability_interval(above, n, confidence=confidence))
+    bits = -math.log2(p_value) + 0.0
+    return ExposureEstimate(
+        bits=bits,
+        low_bits=min(-math.log2(tail_high) + 0.0, bits),
+        high_bits=max(-math.log2(tail_low) if tail_low > 0.0 else space_bits, bits),
+        confidence=confidence,
+        method="sampled",
+        cap_bits=math.log2(n + 1),
+        p_value=p_value,
+        rank_low=1 + strictly_above,
+        rank_high=secret_space_size,
+        num_references=n,
+        num_above=above,
+        num_tied=above - strictly_above,
+        flags=(*(("ties",) if above > strictly_above else ()), *(("capped",) if above == 0 else ())),
+    )
+
+
+def _check_references(n: int, secret_space_size: int) -> None:
+    if n == 0:
+        raise ValueError("reference_log_probs must hold at least one score, got none.")
+    if secret_space_size < n:
+        raise ValueError(f"secret_space_size must be at least the number of references {n}, got {secret_space_size}.")
+
+
+def _failed(confidence: float, space_bits: float, secret_space_size: int, n: int) -> ExposureEstimate:
+    nan = math.nan
+    return ExposureEstimate(nan, nan, nan, confidence, "failed", space_bits, nan, 1, secret_space_size, n, 0, 0, ())
 
 
 def _exact(
