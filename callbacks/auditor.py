@@ -16,9 +16,11 @@ from typing import Any
 
 from memguard.audit.config import AuditConfig
 from memguard.audit.digest import checkpoint_digest
+from memguard.audit.full import load_sources
 from memguard.audit.prior import PrefixSource
 from memguard.audit.report import AuditReport, Subject, TrendPoint
-from memguard.audit.runner import AuditRunner, trend_points
+from memguard.audit.runner import AuditRunner
+from memguard.audit.summaries import trend_points
 from memguard.callbacks.saved_weights import saved_weights_match
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan
@@ -41,11 +43,25 @@ class Auditor:
         config: settings.
         output: folder of the run's reports.
         step_metric: the tracker's axis, such as `train/global_step`.
+        prior: training rows, for full audits.
+
+    Raises:
+        InputError: a file of records that cannot be read.
     """
 
-    def __init__(self, plan: CanaryPlan, tokenizer: Any, config: AuditConfig, *, output: Path, step_metric: str) -> None:
+    def __init__(
+        self,
+        plan: CanaryPlan,
+        tokenizer: Any,
+        config: AuditConfig,
+        *,
+        output: Path,
+        step_metric: str,
+        prior: PrefixSource | None = None,
+    ) -> None:
         self.config, self.output = config, output
-        self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit)
+        self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit, dp=config.dp)
+        self.sources = load_sources(config.audit, tokenizer, prior=prior)
         self.trackers: list[Tracker] = [JsonlTracker(output / "history.jsonl")]
         if config.tracking.wandb == "auto":
             self.trackers.append(WandbTracker(step_metric=step_metric))
@@ -65,7 +81,7 @@ class Auditor:
         step: int,
         epoch: float | None,
         ledger: Ledger,
-        prior: PrefixSource | None,
+        full: bool = False,
         checkpoint: Path | None = None,
         autocast: str | None = None,
         fresh: bool = False,
@@ -77,7 +93,7 @@ class Auditor:
             step: optimiser steps done.
             epoch: fraction of epochs done.
             ledger: counts at this step.
-            prior: training rows, to measure Prior-Aware memorisation too.
+            full: measure all there is data for, not exposure alone.
             checkpoint: folder just saved from this model, to bind the report to its bytes.
             autocast: autocast dtype in force.
             fresh: measure again though this step was measured (the weights may have been put back to an earlier step's).
@@ -85,11 +101,18 @@ class Auditor:
         with self._guarded(f"the audit at step {step}"):
             subject = self._subject(model, step, epoch, checkpoint)
             again = self.last if self.last is not None and self.last.subject.global_step == step and not fresh else None
-            if again is not None and (prior is None or again.prior_aware_settings is not None):
+            if again is not None and (again.is_full or not full):
                 report = again.model_copy(update={"subject": subject})  # the same weights, measured a moment ago
             else:
                 earlier = [point for point in self.trend if point.global_step != step]
-                report = self.runner.run(model, subject=subject, ledger=ledger, prior=prior, trend=earlier, autocast=autocast)
+                report = self.runner.run(
+                    model,
+                    subject=subject,
+                    ledger=ledger,
+                    full=self.sources if full else None,
+                    trend=earlier,
+                    autocast=autocast,
+                )
                 self.trend = earlier + trend_points(report)
             self._write(report, step, checkpoint)
             self.last = report

@@ -221,7 +221,9 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             self.plan.save(self.config.plan)
         if state.is_world_process_zero:
             output = self.config.output if self.config.output.is_absolute() else Path(args.output_dir) / self.config.output
-            self.auditor = Auditor(self.plan, self.tokenizer, self.config, output=output, step_metric=STEP_METRIC)
+            self.auditor = Auditor(
+                self.plan, self.tokenizer, self.config, output=output, step_metric=STEP_METRIC, prior=self._prior
+            )
             if "start" in self.config.audit.on:
                 self._audit(args, state, model, moment="start")
 
@@ -313,7 +315,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         if self.auditor is None:
             return
         done = self._last_step() == state.global_step and not args.load_best_model_at_end
-        complete = done and (self._prior_wanted("end") is None or self._last_has_prior())
+        complete = done and ("end" not in self.config.audit.full_on or self._last_is_full())
         if "end" in self.config.audit.on and not complete:
             self._audit(args, state, model, moment="end", fresh=args.load_best_model_at_end)
         self.auditor.finish()
@@ -335,23 +337,19 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             step=state.global_step,
             epoch=state.epoch,
             ledger=self.ledger(state.global_step),
-            prior=self._prior_wanted(moment),
+            full=moment in self.config.audit.full_on,
             checkpoint=checkpoint,
             autocast="bf16" if args.bf16 else "fp16" if args.fp16 else None,
             fresh=fresh,
         )
 
-    def _prior_wanted(self, moment: str | None) -> PrefixSource | None:
-        wanted = moment in self.config.audit.full_on and self.config.audit.prior_aware is not None
-        return self._prior if wanted else None
-
     def _last_step(self) -> int | None:
         last = self.auditor.last if self.auditor is not None else None
         return last.subject.global_step if last is not None else None
 
-    def _last_has_prior(self) -> bool:
+    def _last_is_full(self) -> bool:
         last = self.auditor.last if self.auditor is not None else None
-        return last is not None and last.prior_aware_settings is not None
+        return last is not None and last.is_full
 
 
 def _trainer_that_calls(callback: TrainerCallback) -> Trainer | None:

@@ -230,7 +230,7 @@ def _smaller_plan(planting: Planting, settings: CanarySettings, num_rows: float)
     mean = sum(map(len, planting.ids)) / len(planting.ids)
     room = settings.max_share * planting.mean_row_tokens * num_rows / mean
     tiers = dict(sorted(settings.tiers.items()))
-    control = settings.positive_control.in_training if settings.positive_control is not None else None
+    control = settings.planted_control
     formats = len(settings.formats)
     while tiers:
         highest = max(tiers)

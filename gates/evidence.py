@@ -40,7 +40,7 @@ def check_evidence(report: AuditReport, policy: Policy, *, alpha: float) -> list
         _rows_are_complete(report),
         _scores_are_finite(report),
         _controls(report, judged, alpha) if controls_needed else _not_asked("controls look like chance", "controls_null_test"),
-        _positive_control(report)
+        _positive_control(report, needs.positive_control)
         if needs.positive_control != "none"
         else _not_asked("memorisation could be seen", "positive_control"),
         _ledger(report, judged, exact=needs.ledger_exact),
@@ -154,21 +154,31 @@ def _control_problems(name: str, number: int, test: ControlTest | None, level: f
     return list(dict.fromkeys(problems))
 
 
-def _positive_control(report: AuditReport) -> RuleResult:
+_LEARNT = {
+    "probe": "fresh secrets that copies of the weights learnt",
+    "in_training": "canaries planted to be memorised",
+    "none": "canaries",
+}
+
+
+def _positive_control(report: AuditReport, wanted: str) -> RuleResult:
     one, problems = report.positive_control, []
     best = one.best_p_value
     figures: Figures = {"best_p_value": best if finite(best) else None, "n": one.n, "level": POSITIVE_CONTROL_P}
-    if one.kind == "none" or one.n < 1:
-        problems = ["no canary was planted to be memorised, so nothing shows that memorisation could be seen"]
+    if one.kind == "none" and not report.is_full and not report.plan.num_positive_controls:
+        problems = ["no positive control was made, since this was not a full audit: audit the checkpoint with `memguard audit`"]
+    elif one.kind == "none" or one.n < 1:
+        problems = ["nothing was learnt or planted to be memorised, so nothing shows that memorisation could be seen"]
+    elif wanted not in ("any", one.kind):
+        problems = [f"the positive control is of the kind {one.kind}, and the policy asks for {wanted}"]
     elif best is None or not 0.0 <= best <= 1.0:
         problems = ["the positive controls have no finite p-value"]
     elif not one.detected or best * one.n > POSITIVE_CONTROL_P:
         problems = [
-            f"canaries planted to be memorised were not seen: best p = {best:.2g} of {one.n}, "
-            f"needed {POSITIVE_CONTROL_P / one.n:.2g}"
+            f"{_LEARNT[one.kind]} were not seen: best p = {best:.2g} of {one.n}, needed {POSITIVE_CONTROL_P / one.n:.2g}"
         ]
     seen = f", seen {one.mean_num_seen:g} times on average" if one.mean_num_seen is not None else ""
-    fine = f"{count(one.n, 'canary', 'canaries')} planted to be memorised{seen}: best p = {best or 0.0:.2g}"
+    fine = f"{one.n} {_LEARNT[one.kind]}{seen}: best p = {best or 0.0:.2g}"
     return _result("memorisation could be seen", problems, fine, figures)
 
 

@@ -87,7 +87,7 @@ class EvidenceNeeds(PolicyPart):
     """What a report must show before its figures count. Lacking one: exit code 3. A live subject is always refused."""
 
     controls_null_test: bool = Field(default=True, description="never-inserted controls must look like chance")
-    positive_control: Literal["any", "in_training", "none"] = Field(
+    positive_control: Literal["any", "probe", "in_training", "none"] = Field(
         default="any", description="canaries planted to be memorised must be seen as memorised"
     )
     ledger_exact: bool = Field(default=True, description="the ledger must be there and exact")
@@ -95,13 +95,6 @@ class EvidenceNeeds(PolicyPart):
     fresh_secrets: bool = Field(
         default=True, description="false: secrets drawn from a seed, which anyone could redraw, are accepted"
     )
-
-    @field_validator("positive_control", mode="before")
-    @classmethod
-    def _no_probe(cls, value: object) -> object:
-        if value == "probe":
-            raise ValueError("'probe' is not implemented in this version; use any, in_training or none")
-        return value
 
 
 class LimitRule(PolicyPart):

@@ -102,27 +102,48 @@ def audit(
     checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders; several give a trend.")],
     plan_path: Annotated[Path, typer.Option("--plan", help="The plan the run was trained with.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the reports.")],
-    config: Annotated[Path | None, typer.Option("--config", help="memguard.yaml; only its audit part is used.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="memguard.yaml; its audit and dp parts are used.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Training rows (.jsonl or text), for Prior-Aware memorisation.")
+        Path | None, typer.Option("--data", help="Records of the training data (.jsonl or text); default: the config's.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--held-out", help="Records of the same kind that were never trained on.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="Checkpoint of a model that never saw the records.")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option("--start", help="Checkpoint that training began from, to show what training added.")
     ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Audit checkpoints; exit 3 if a report is no evidence."""
     _require_torch_stack("an audit")
+    from memguard.audit.checkpoints import audit_checkpoints
     from memguard.audit.config import AuditSettings, load_config
-    from memguard.audit.offline import audit_checkpoints
     from memguard.audit.written import write_reports
     from memguard.canaries.plan import load_plan
-    from memguard.reporting.terminal import exposure_table
+    from memguard.reporting.terminal import exposure_table, findings_lines
 
     console = _console(json=json)
-    settings = load_config(config).audit if config is not None else AuditSettings()
+    loaded = load_config(config) if config is not None else None
     with _progress(console) as advance:
-        reports = audit_checkpoints(checkpoints, load_plan(plan_path), settings, data=data, progress=advance)
+        reports = audit_checkpoints(
+            checkpoints,
+            load_plan(plan_path),
+            loaded.audit if loaded is not None else AuditSettings(),
+            dp=loaded.dp if loaded is not None else None,
+            data=data,
+            held_out=held_out,
+            reference=reference,
+            start=start,
+            progress=advance,
+        )
     write_reports(reports, checkpoints, output)
     for folder, report in zip(checkpoints, reports, strict=True):
         console.print(exposure_table(report, title=folder.name))
+        for line in findings_lines(report):
+            console.print(line, markup=False, highlight=False)
         for reason in report.invalid_reasons:
             console.print(f"no evidence: {reason}", style="bold red")
     if json:
@@ -179,6 +200,59 @@ def report(
     if markdown is not None:
         write_text_atomic(markdown, render_markdown(document, verdict))
     _console().print(exposure_table(document, title=report_path.name))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="report.json without the defence, or the older one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="report.json with the defence, or the newer one.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the comparison as JSON.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """What changed from report A to report B, by tier, with intervals; exit 3 if the two do not compare."""
+    from memguard.audit.comparison import compare_reports, labels_of
+    from memguard.audit.report import load_report
+    from memguard.reporting.comparison import comparison_view
+
+    _refuse_to_overwrite(output, [a, b])
+    comparison = compare_reports(load_report(a), load_report(b), labels=labels_of([a, b]))
+    if output is not None:
+        comparison.save(output)
+    console = _console(json=json)
+    console.print(comparison_view(comparison, is_plain=not console.is_terminal))
+    if json:
+        typer.echo(comparison.model_dump_json())
+    elif state["quiet"] and not comparison.is_comparable:
+        typer.echo(comparison.sentences[0], err=True)
+    if not comparison.is_comparable:
+        raise typer.Exit(NO_EVIDENCE)
+
+
+@app.command()
+def scaling(
+    report_paths: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="report.json of each audit.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the fits as JSON.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """How exposure and extraction grow with repetitions, training and model size: slopes and a forecast."""
+    from memguard.audit.comparison import labels_of
+    from memguard.audit.report import load_report
+    from memguard.audit.scaling import measure_scaling
+    from memguard.reporting.comparison import scaling_view
+
+    _refuse_to_overwrite(output, report_paths)
+    fitted = measure_scaling([load_report(path) for path in report_paths], labels=labels_of(report_paths))
+    if output is not None:
+        fitted.save(output)
+    console = _console(json=json)
+    console.print(scaling_view(fitted, is_plain=not console.is_terminal))
+    if json:
+        typer.echo(fitted.model_dump_json())
+
+
+def _refuse_to_overwrite(output: Path | None, inputs: list[Path]) -> None:
+    if output is not None and output.resolve() in {path.resolve() for path in inputs}:
+        raise InputError(f"'{output}' must not be written over a report; give another file name.")
 
 
 @app.command()

@@ -23,7 +23,8 @@ canaries:
       # other kinds: hex {length}, alphabet {alphabet, length}, iban {country, digits}, words {count}, tokens {count}
   tiers: {1: 16, 4: 16, 16: 8}    # repetitions: how many canaries of each format
   controls: 200                   # never inserted; must look like chance, or the audit is invalid
-  positive_control: {in_training: {count: 2, repetitions: 64}}   # planted to be memorised; outside every rule
+  positive_control: probe         # copies of the weights learn two fresh secrets a format in each full audit; or
+                                  # {in_training: {count: 2, repetitions: 64}}: planted to be memorised, outside every rule
   max_share: 0.01                 # of training tokens; above it the start stops and names a smaller plan
   plant_once: false               # true: every canary once, whatever its tier
   inclusion: planned              # or coin: each canary is in or out by a fair coin
@@ -31,11 +32,16 @@ canaries:
 audit:
   every: {steps: 500}
   on: [start, save, end]          # also: evaluate
-  full_on: [end]                  # moments that also measure Prior-Aware memorisation
+  full_on: [end]                  # moments that also measure extraction, Prior-Aware memorisation, records, membership
   exposure: {exact: auto, node_budget: 50000, references: 16384, references_per_name: 128}
-  prior_aware: {prefixes: 500, m: 1.0e-4, n: 10.0, mode: certified}
+  prior_aware: {prefixes: 500, m: 1.0e-4, n: calibrated, mode: certified}   # n: a number, or from never-trained targets
+  extraction: {budgets: [1, 100, 10000], temperature: 1.0, top_k: 40, top_p: 1.0}   # how an attacker samples
+  records: {file: null, held_out: null, prefix_tokens: 50, suffix_tokens: 50, max_records: 1000, max_edits: 0}
+                                  # contexts: [8, 16, 32] and offsets: [64, 256]: the same records behind other prompts
+  membership: {scores: [loss, zlib, min_k_plus_plus], reference: null}   # needs records.file and records.held_out
   batch_size: null                # rows a forward pass at most; null: what memory allows
   on_error: continue              # or raise
+dp: null                          # or {epsilon: 8, delta: 1.0e-6}: a stated guarantee, checked where inclusion is coin
 tracking: {wandb: auto}           # logs when a W&B run is active
 output: memguard_audit            # inside the trainer's output_dir
 """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from memguard.audit.report_extraction import SamplerSettings
+from memguard.audit.report_membership import ScoreName
 from memguard.canaries.settings import CanarySettings
 from memguard.documents import Document, json_digest, parse_settings
 from memguard.files import read_yaml
@@ -14,17 +16,12 @@ from memguard.files import read_yaml
 Moment = Literal["start", "save", "evaluate", "end"]
 
 NOT_IMPLEMENTED = {
-    "canaries.positive_control.probe": "a clone trained on fresh secrets",
     "canaries.schedule": "early and late planting",
     "canaries.on_preflight_failure": "the pre-flight",
     "canaries.verify": "counting in a forward hook",
     "audit.every.epochs": "a cadence in epochs",
     "audit.max_overhead": "an adaptive cadence",
-    "audit.records": "real records",
-    "audit.extraction": "sampled extraction",
-    "audit.membership": "membership inference",
     "audit.propensity": "capability against propensity",
-    "dp": "testing a stated guarantee",
     "tracking.tensorboard": "TensorBoard",
     "gate": "the gate inside training; use `memguard gate`",
 }
@@ -50,10 +47,55 @@ class PriorAwareSettings(Document):
 
     prefixes: int = Field(default=500, ge=16, description="prior prefixes from the training data")
     m: float = Field(default=1e-4, gt=0.0, lt=1.0, description="P(secret | prefix) must exceed it")
-    n: float = Field(default=10.0, gt=1.0, allow_inf_nan=False, description="belief ratio a PA secret must exceed")
+    n: Literal["calibrated"] | Annotated[float, Field(gt=1.0, allow_inf_nan=False)] = Field(
+        default="calibrated",
+        description="belief ratio that a PA target must exceed; calibrated: the 95% quantile of never-trained ones",
+    )
     mode: Literal["certified", "full"] = Field(
         default="certified", description="certified: no further than the verdict needs; full: every prefix to the end"
     )
+
+
+class ExtractionSettings(SamplerSettings):
+    """The sampler an attacker is given, and how often it may be asked."""
+
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 100, 10_000), description="queries a target")
+
+
+class RecordSettings(Document):
+    """Real samples of the training data, and held-out ones of the same kind."""
+
+    file: Path | None = Field(default=None, description="members: JSON lines with text or input_ids, or one text a line")
+    held_out: Path | None = Field(default=None, description="the same kind of text, never trained on")
+    prefix_tokens: int = Field(default=50, ge=1)
+    suffix_tokens: int = Field(default=50, ge=1, description="tokens asked for where a record names no span")
+    max_records: int = Field(default=1000, ge=1, description="a random sample of so many, of each file")
+    contexts: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(), description="also ask for the same tokens behind shorter prefixes, of so many tokens"
+    )
+    offsets: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(), description="also ask with so many tokens of other records before the prefix"
+    )
+    max_edits: int = Field(default=0, ge=0, description="near-verbatim extraction up to so many edits; 0: not measured")
+
+    @model_validator(mode="after")
+    def _contexts_are_shorter(self) -> RecordSettings:
+        if any(one >= self.prefix_tokens for one in self.contexts):
+            raise ValueError(f"contexts must be shorter than prefix_tokens, {self.prefix_tokens}")
+        return self
+
+
+class MembershipSettings(Document):
+    """Membership inference on the records, where held-out ones are given."""
+
+    scores: tuple[ScoreName, ...] = Field(default=("loss", "zlib", "min_k_plus_plus"), min_length=1)
+    reference: Path | None = Field(default=None, description="checkpoint of a model that never saw the members")
+
+    @model_validator(mode="after")
+    def _reference_is_used(self) -> MembershipSettings:
+        if (self.reference is not None) != ("reference" in self.scores):
+            raise ValueError("the score 'reference' and the checkpoint 'reference' need each other")
+        return self
 
 
 class AuditSettings(Document):
@@ -61,9 +103,14 @@ class AuditSettings(Document):
 
     every: Cadence | None = Cadence(steps=500)
     on: tuple[Moment, ...] = ("start", "save", "end")
-    full_on: tuple[Moment, ...] = Field(default=("end",), description="moments that also measure Prior-Aware memorisation")
+    full_on: tuple[Moment, ...] = Field(
+        default=("end",), description="moments that also measure extraction, Prior-Aware memorisation, records, membership"
+    )
     exposure: ExposureSettings = ExposureSettings()
     prior_aware: PriorAwareSettings | None = PriorAwareSettings()
+    extraction: ExtractionSettings | None = ExtractionSettings()
+    records: RecordSettings = RecordSettings()
+    membership: MembershipSettings | None = MembershipSettings()
     batch_size: int | None = Field(default=None, ge=1, description="rows a forward pass at most; null: what memory allows")
     on_error: Literal["continue", "raise"] = "continue"
 
@@ -71,6 +118,13 @@ class AuditSettings(Document):
     @classmethod
     def _distinct(cls, value: tuple[Moment, ...]) -> tuple[Moment, ...]:
         return tuple(dict.fromkeys(value))
+
+
+class DpSettings(Document):
+    """The guarantee that a run states, to be tested."""
+
+    epsilon: float = Field(gt=0.0, allow_inf_nan=False)
+    delta: float = Field(ge=0.0, lt=1.0)
 
 
 class TrackingSettings(Document):
@@ -85,6 +139,7 @@ class AuditConfig(Document):
     plan: Path = Path("_memguard/plan.json")
     canaries: CanarySettings
     audit: AuditSettings = AuditSettings()
+    dp: DpSettings | None = Field(default=None, description="the stated guarantee, checked against where coins were thrown")
     tracking: TrackingSettings = TrackingSettings()
     output: Path = Path("memguard_audit")
 

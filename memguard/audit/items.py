@@ -85,18 +85,60 @@ def _encode_members(one: PlannedFormat, members: Iterable[PlannedCanary], encode
 def _build_group(
     plan: CanaryPlan, one: PlannedFormat, canaries: list[PlannedCanary], encoder: SecretEncoder, *, number: int
 ) -> Group:
-    siblings = plan.siblings_in_space(one)
-    room = one.ranked_space_size - len(siblings)
     name = canaries[0].name if one.has_name else None
     stream = random.Random(f"memguard/references/{plan.placement_seed}/{one.name}/{name or ''}")
-    # A quarter of what is left keeps drawing without replacement quick in small spaces.
-    number = max(1, min(number, room // 4))
     encoded = _encode_members(one, canaries, encoder)
-    drawn = draw_secrets(one, encoder, stream, number=number, taken=siblings, name=canaries[0].name)
     spans = [_span(encoded[canary.id], f"canary '{canary.id}'") for canary in canaries]
-    spans += [_span(item, f"a reference of format '{one.name}'") for _, item in drawn]
-    spans = _behind_common_prefix(spans)
-    return Group(one, tuple(canaries), tuple(spans[: len(canaries)]), tuple(spans[len(canaries) :]), len(siblings))
+    references = _draw_references(plan, one, encoder, stream, name=canaries[0].name, number=number, taken=set())
+    return _as_group(plan, one, canaries, spans, references)
+
+
+def draw_fresh_group(
+    plan: CanaryPlan,
+    one: PlannedFormat,
+    encoder: SecretEncoder,
+    stream: random.Random,
+    *,
+    name: str | None,
+    number: int,
+    num_references: int,
+) -> Group:
+    """Secrets of a format that the plan does not hold, with references behind the same prefix."""
+    siblings = plan.siblings_in_space(one)
+    fresh = draw_secrets(one, encoder, stream, number=number, taken=siblings, name=name)
+    canaries = [
+        PlannedCanary(id=f"fresh-{index}", format=one.name, role="positive_control", tier=0, name=name, secret=secret)
+        for index, (secret, _) in enumerate(fresh)
+    ]
+    spans = [_span(item, f"a fresh secret of format '{one.name}'") for _, item in fresh]
+    taken = {secret for secret, _ in fresh}
+    references = _draw_references(plan, one, encoder, stream, name=name, number=num_references, taken=taken)
+    return _as_group(plan, one, canaries, spans, references)
+
+
+def _draw_references(
+    plan: CanaryPlan,
+    one: PlannedFormat,
+    encoder: SecretEncoder,
+    stream: random.Random,
+    *,
+    name: str | None,
+    number: int,
+    taken: set[str],
+) -> list[Span]:
+    siblings = plan.siblings_in_space(one) | taken
+    # A quarter of what is left keeps drawing without replacement quick in small spaces.
+    number = max(1, min(number, (one.ranked_space_size - len(siblings)) // 4))
+    drawn = draw_secrets(one, encoder, stream, number=number, taken=siblings, name=name)
+    return [_span(item, f"a reference of format '{one.name}'") for _, item in drawn]
+
+
+def _as_group(
+    plan: CanaryPlan, one: PlannedFormat, canaries: list[PlannedCanary], spans: list[Span], references: list[Span]
+) -> Group:
+    together = _behind_common_prefix([*spans, *references])
+    planted = len(plan.siblings_in_space(one))
+    return Group(one, tuple(canaries), tuple(together[: len(canaries)]), tuple(together[len(canaries) :]), planted)
 
 
 def _span(item: EncodedSecret, label: str) -> Span:

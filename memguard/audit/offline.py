@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.config import AuditSettings
-from memguard.audit.digest import checkpoint_digest
-from memguard.audit.prior import PrefixSource
-from memguard.audit.report import AuditReport, Subject
-from memguard.audit.runner import AuditRunner, Progress, trend_points
 from memguard.canaries.ledger import LEDGER_NAME, Ledger, load_ledger
 from memguard.canaries.plan import CanaryPlan
 from memguard.errors import InputError, ScoringError
-from memguard.files import read_text
 
 
 def load_checkpoint(folder: Path) -> tuple[Any, Any]:
@@ -48,33 +40,6 @@ def load_checkpoint(folder: Path) -> tuple[Any, Any]:
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def load_members(path: Path, tokenizer: Any) -> PrefixSource:
-    """Training rows from a file, for prior prefixes: JSON lines with `text` or `input_ids`, or one text a line.
-
-    Raises:
-        InputError: an unreadable file, a line that is neither, or no line at all.
-    """
-    rows: list[list[int]] = []
-    for number, line in enumerate(read_text(path, what="data").splitlines(), start=1):
-        if line.strip():
-            rows.append(_member_ids(line, tokenizer, path, number) if path.suffix == ".jsonl" else tokenizer(line)["input_ids"])
-    if not rows:
-        raise InputError(f"data '{path.name}' holds no row.")
-    return PrefixSource(len(rows), rows.__getitem__)
-
-
-def _member_ids(line: str, tokenizer: Any, path: Path, number: int) -> list[int]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if isinstance(row, dict) and isinstance(row.get("input_ids"), list) and all(isinstance(i, int) for i in row["input_ids"]):
-        return list(row["input_ids"])
-    if isinstance(row, dict) and isinstance(row.get("text"), str):
-        return list(tokenizer(row["text"])["input_ids"])
-    raise InputError(f"data '{path.name}' line {number} must be an object with 'text' or 'input_ids'.")
-
-
 def find_ledger(folder: Path, plan: CanaryPlan) -> Ledger | None:
     """The ledger beside a checkpoint, None when there is none.
 
@@ -88,43 +53,3 @@ def find_ledger(folder: Path, plan: CanaryPlan) -> Ledger | None:
     if ledger.plan_digest != plan.digest:
         raise InputError(f"the ledger of '{folder}' was written for another plan: these canaries are not the ones trained on.")
     return ledger
-
-
-def audit_checkpoints(
-    folders: Sequence[Path],
-    plan: CanaryPlan,
-    settings: AuditSettings,
-    *,
-    data: Path | None = None,
-    progress: Progress | None = None,
-) -> list[AuditReport]:
-    """One report per checkpoint, in order; each carries the trend of those before it.
-
-    Args:
-        folders: checkpoints.
-        plan: the canaries.
-        settings: the `audit` part of the configuration.
-        data: training rows for prior prefixes; None leaves Prior-Aware memorisation *not measured*.
-        progress: called with rows done and rows in all, for each checkpoint.
-    """
-    reports: list[AuditReport] = []
-    for folder in folders:
-        ledger = find_ledger(folder, plan)
-        model, tokenizer = load_checkpoint(folder)
-        subject = Subject(
-            kind="checkpoint",
-            digest=checkpoint_digest(folder),
-            global_step=ledger.global_step if ledger is not None else None,
-            epoch=None,
-        )
-        reports.append(
-            AuditRunner(plan, tokenizer, settings).run(
-                model,
-                subject=subject,
-                ledger=ledger,
-                prior=load_members(data, tokenizer) if data is not None else None,
-                trend=[point for report in reports for point in trend_points(report)],
-                progress=progress,
-            )
-        )
-    return reports

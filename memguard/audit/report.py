@@ -12,6 +12,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from memguard.audit.report_extraction import CanaryExtraction, Extraction
+from memguard.audit.report_membership import Membership
+from memguard.audit.report_privacy import Counterfactual, Privacy
+from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
 from memguard.documents import SCHEMA_VERSION, Document, load_document
 from memguard.documents import describe_validation_error as describe_validation_error
 from memguard.files import write_text_atomic
@@ -44,7 +48,8 @@ class PriorAware(Document):
 
     verdict: Literal[
         "not extractable", "PA (certified)", "PA (estimate)", "common (certified)", "common (estimate)", "undecided"
-    ]
+    ] = Field(description="at m and n; certified ones hold for any distribution over prefixes")
+    n: float | None = Field(description="the belief ratio to exceed that the verdict was made with, None: it needed none")
     log_prob: float = Field(description="log P(secret | own prefix); nats")
     prior_log_prob: float | None = Field(
         description="log of the mean of P(secret | q) over the prior prefixes, or its certified upper end; nats"
@@ -59,11 +64,15 @@ class PriorAware(Document):
     high: float | None = Field(
         description="upper end of log_belief_ratio (Markov on the prior), None: open, since no more was needed; nats"
     )
-    confidence: float
+    log_ratio_above_controls: float | None = Field(
+        default=None,
+        description="log_belief_ratio less its mean over controls of the format: not explained by the template; nats",
+    )
+    confidence: float = Field(description="of each one-sided bound, 0..1")
     effective_sample_size: float | None = Field(
         description="(sum w)^2 / sum w^2 over the prior prefixes, None where the verdict was certain without it"
     )
-    num_prior_prefixes: int
+    num_prior_prefixes: int = Field(description="count of prefixes behind the mean")
     num_open_prefixes: int = Field(
         default=0, description="prior prefixes not followed to the secret's end: it was certain before"
     )
@@ -73,9 +82,9 @@ class PriorAware(Document):
 class CanaryRow(Document):
     """Everything known of one planned canary, keyed by its random id."""
 
-    id: str
-    format: str
-    role: Role
+    id: str = Field(description="random, tells nothing of the secret")
+    format: str = Field(description="name of the format")
+    role: Role = Field(description="control: planned and never inserted")
     tier: int = Field(description="planned repetitions, 0 for a control")
     repetitions: int = Field(description="repetitions in force (1 for every canary under plant_once), in the plan's unit")
     num_insertions: int = Field(description="sightings planned up to this step")
@@ -88,141 +97,153 @@ class CanaryRow(Document):
     rank_high: int | None = Field(description="highest rank in the space that the evidence allows, siblings left out")
     rank_high_with_siblings: int | None = Field(description="the same with the planted secrets behind the same prefix left in")
     num_siblings_above: int = Field(description="planted secrets behind the same prefix scored at or above this one")
-    num_references: int
+    num_references: int = Field(description="count of references it is ranked among")
     num_references_above: int = Field(description="references scored at or above, ties included")
-    num_references_tied: int
+    num_references_tied: int = Field(description="count of references within the tolerance")
     num_non_members: int = Field(
         description="references and controls of the format that this canary is ranked among in family tests"
     )
     num_non_members_above: int = Field(description="of these, scored at or above, ties included")
-    exposure: Exposure
+    exposure: Exposure = Field(description="in bits, with interval and method")
     skew_normal_bits: float | None = Field(default=None, description="extrapolated tail, shown only, in no test; bits")
     is_greedy: bool = Field(description="every token of the span is the model's most likely next token")
     is_extracted: bool = Field(description="greedy, or certified rank 1 with siblings left out")
     may_be_extracted: bool = Field(description="rank 1 cannot be excluded by the evidence")
     prior_aware: PriorAware | None = Field(default=None, description="None: not measured")
+    start_log_prob: float | None = Field(default=None, description="log_prob before training, None: not measured; nats")
+    calibrated: Exposure | None = Field(
+        default=None,
+        description="exposure by log_prob less start_log_prob, ranked among the same of the references; shown, in no rule. "
+        "None: not measured",
+    )
+    extraction: CanaryExtraction | None = Field(default=None, description="None: not measured")
 
 
 class FormatRow(Document):
     """One canary format: its space, its references and how its secrets join the template."""
 
-    name: str
-    kind: str
+    name: str = Field(description="of the format")
+    kind: str = Field(description="of the secret space")
     secret_space_size: int = Field(description="number of valid candidates")
     ranked_space_size: int = Field(
         description="candidates that ranks are in: those the tokenizer can carry, counted from below"
     )
     num_planted: int = Field(description="planned secrets of the same space, controls included; the siblings of each other")
-    shared_prefix: bool
+    shared_prefix: bool = Field(description="all canaries stand behind one prefix and share references")
     join: Literal["clean", "space", "merged"] = Field(
         description="space: the secret's first token also holds the blank before it; merged: a token holds template and secret"
     )
     terminator: bool = Field(description="the token after the secret is part of the span because lengths vary")
     num_references: int = Field(description="references behind one prefix")
     reference_mean: float | None = Field(description="mean log_prob of the references; nats")
-    reference_sd: float | None
+    reference_sd: float | None = Field(description="standard deviation of the references' log_prob; nats")
     skew_normal_fit_p: float | None = Field(default=None, description="Kolmogorov-Smirnov p-value of the skew-normal fit")
 
 
 class ControlTest(Document):
     """The null test of one format's never-inserted controls."""
 
-    format: str
-    num_controls: int
-    mean_exposure_bits: float | None
+    format: str = Field(description="name of the format")
+    num_controls: int = Field(description="count of controls")
+    mean_exposure_bits: float | None = Field(description="mean exposure of the controls; bits")
     expected_exposure_bits: float = Field(description="mean of the sampled exposure under the null; bits")
-    rank_sum_p: float | None = Field(description="two-sided rank-sum test of controls against references")
+    rank_sum_p: float | None = Field(description="p-value of the two-sided rank-sum test of controls against references, 0..1")
     max_p: float | None = Field(description="chance of a control ranking as high as the best one did")
 
 
 class TierRow(Document):
     """Exposure of the canaries of one format and tier."""
 
-    format: str
-    tier: int
-    repetitions: int
-    n: int
-    mean_bits: float | None
-    median_bits: float | None
+    format: str = Field(description="name of the format")
+    tier: int = Field(description="planned repetitions")
+    repetitions: int = Field(description="repetitions in force")
+    n: int = Field(description="count of canaries")
+    mean_bits: float | None = Field(description="mean exposure; bits. None: a score failed")
+    median_bits: float | None = Field(description="median exposure; bits")
     low_bits: float | None = Field(description="lower end of the order-statistic interval of the median; bits")
-    high_bits: float | None
+    high_bits: float | None = Field(description="upper end; bits")
     coverage: float = Field(description="exact coverage of that interval, 0..1")
-    mean_num_seen: float | None
-    num_extracted: int
+    mean_num_seen: float | None = Field(description="mean count of sightings, None: no ledger")
+    num_extracted: int = Field(description="count of canaries that were extracted")
 
 
 class TrendPoint(Document):
     """One earlier audit of the same run, enough to draw the curves."""
 
-    global_step: int
-    epoch: float | None
+    global_step: int = Field(description="optimiser steps done")
+    epoch: float | None = Field(description="epochs done, with fraction")
     tier: int = Field(description="0 stands for the controls")
-    n: int
-    mean_bits: float | None
-    low_bits: float | None
-    high_bits: float | None
+    n: int = Field(description="count of canaries, or of controls")
+    mean_bits: float | None = Field(description="mean exposure; bits")
+    low_bits: float | None = Field(description="lower end of the interval of the median; bits")
+    high_bits: float | None = Field(description="upper end; bits")
 
 
 class Subject(Document):
     """What was measured. Only a checkpoint can be promoted; a live model cannot."""
 
-    kind: Literal["live", "checkpoint"]
+    kind: Literal["live", "checkpoint"] = Field(description="a saved checkpoint, or a model in memory")
     digest: str | None = Field(description="sha256 of the manifest of weights, configuration and tokenizer files")
-    global_step: int | None
-    epoch: float | None
-    notice: str | None = None
+    global_step: int | None = Field(description="optimiser steps done, None: unknown")
+    epoch: float | None = Field(description="epochs done, with fraction; None: unknown")
+    notice: str | None = Field(default=None, description="why a live model stands for a checkpoint, or None")
 
 
 class PlanSummary(Document):
     """The plan, without its secrets."""
 
-    digest: str
+    digest: str = Field(description="sha256 of the plan with its nonce")
     reproducible: bool = Field(description="drawn from a seed: anyone who knows it knows the secrets")
-    inclusion: Literal["planned", "coin"]
-    num_canaries: int
-    num_controls: int
-    num_positive_controls: int
+    inclusion: Literal["planned", "coin"] = Field(description="coin: a fair coin put each canary in or left it out")
+    num_canaries: int = Field(description="count of canaries")
+    num_controls: int = Field(description="count of never-inserted controls")
+    num_positive_controls: int = Field(description="count of canaries planted to be memorised")
 
 
 class LedgerSummary(Document):
     """What was planted and what reached the loss."""
 
-    found: bool
-    exact: bool
-    notes: list[str]
-    count: Literal["per_epoch", "total"] | None
-    mode: Literal["append", "replace", "splice"] | None
-    plant_once: bool | None
-    num_insertions: int
-    num_seen: int | None
+    found: bool = Field(description="a ledger lay beside the checkpoint")
+    exact: bool = Field(description="every count is exact")
+    notes: list[str] = Field(description="why counts are not exact, a sentence each")
+    count: Literal["per_epoch", "total"] | None = Field(description="unit of repetitions, None: unknown")
+    mode: Literal["append", "replace", "splice"] | None = Field(description="how canaries entered the rows, None: unknown")
+    plant_once: bool | None = Field(description="each canary once whatever its tier, None: unknown")
+    num_insertions: int = Field(description="count of sightings planned up to this step")
+    num_seen: int | None = Field(description="count of sightings that reached the loss, None: unknown")
     token_share: float | None = Field(description="share of training tokens that are canaries, per epoch")
-    token_share_is_estimate: bool = False
+    token_share_is_estimate: bool = Field(default=False, description="rows were sampled, or streamed, to tell the share")
 
 
 class PositiveControl(Document):
     """Whether memorisation could have been seen at all, by canaries planted to be memorised."""
 
-    kind: Literal["in_training", "none"]
-    n: int
-    mean_num_seen: float | None
-    best_p_value: float | None
+    kind: Literal["probe", "in_training", "none"] = Field(
+        description="probe: fresh secrets that copies of the weights learnt in a few steps; in_training: planted in the data"
+    )
+    n: int = Field(description="count of secrets")
+    mean_num_seen: float | None = Field(description="mean count of sightings, None: not planted in the data")
+    best_p_value: float | None = Field(description="smallest p-value of one of them, 0..1")
     detected: bool = Field(description="best p-value, times n, at most 1e-3")
 
 
 class Procedure(Document):
     """How the figures were made. Two reports compare only where this is equal."""
 
-    references: int
-    references_per_name: int
+    references: int = Field(description="count of references behind a prefix that canaries share, at most")
+    references_per_name: int = Field(description="count of references behind a prefix of one canary's own")
     reference_seed: str = Field(description="digest of the seed that drew the references")
-    dtype: str
-    autocast: str | None
-    score: Literal["sum of log-probabilities over the secret span"] = "sum of log-probabilities over the secret span"
+    dtype: str = Field(description="of the weights")
+    autocast: str | None = Field(description="autocast dtype in force, None: none")
+    score: Literal["sum of log-probabilities over the secret span"] = Field(
+        default="sum of log-probabilities over the secret span", description="what is summed, in nats"
+    )
     tolerance: float = Field(description="log-probabilities closer than this tie; nats")
     exact: Literal["auto", "off"] = Field(default="off", description="whether spaces were searched for exact ranks")
     node_budget: int = Field(default=0, description="nodes a search might expand, a format")
     num_nodes: int = Field(default=0, description="nodes the searches of this audit expanded")
     head: Literal["fused", "own"] = Field(default="own", description="own: the model ran its own head")
+    num_parameters: int | None = Field(default=None, description="of the model, adapters included")
 
 
 class Environment(BaseModel):
@@ -230,39 +251,49 @@ class Environment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    memguard: str
-    python: str
-    numpy: str
-    torch: str
-    transformers: str
-    device: str
+    memguard: str = Field(description="version")
+    python: str = Field(description="version")
+    numpy: str = Field(description="version")
+    torch: str = Field(description="version")
+    transformers: str = Field(description="version")
+    device: str = Field(description="kind of device: cpu, cuda, ...")
 
 
 class AuditReport(Document):
     """One audit of one subject. `status` says whether its figures are evidence at all."""
 
-    kind: Literal["memguard audit report"] = "memguard audit report"
-    schema_version: int = SCHEMA_VERSION
+    kind: Literal["memguard audit report"] = Field(default="memguard audit report", description="what this document is")
+    schema_version: int = Field(default=SCHEMA_VERSION, description="of this document; readers refuse newer ones")
     created_at: str = Field(description="UTC, ISO 8601")
-    status: Status
-    invalid_reasons: list[str]
-    notices: list[str]
-    subject: Subject
-    plan: PlanSummary
-    tokenizer_digest: str
-    procedure: Procedure
-    environment: Environment
-    ledger: LedgerSummary
-    formats: list[FormatRow]
-    canaries: list[CanaryRow]
-    tiers: list[TierRow]
-    controls: list[ControlTest]
-    positive_control: PositiveControl
+    status: Status = Field(description="valid: its figures are evidence; invalid: they are not")
+    invalid_reasons: list[str] = Field(description="why the figures are no evidence, a sentence each")
+    notices: list[str] = Field(description="what a reader should know, a sentence each")
+    subject: Subject = Field(description="what was measured")
+    plan: PlanSummary = Field(description="the canaries, without their secrets")
+    tokenizer_digest: str = Field(description="sha256 of what the tokenizer does")
+    procedure: Procedure = Field(description="how the figures were made")
+    environment: Environment = Field(description="versions and the kind of device")
+    ledger: LedgerSummary = Field(description="what was planted and what reached the loss")
+    formats: list[FormatRow] = Field(description="one a canary format")
+    canaries: list[CanaryRow] = Field(description="one a planned canary or control, in plan order")
+    tiers: list[TierRow] = Field(description="one a format and tier, canaries only")
+    controls: list[ControlTest] = Field(description="null test of each format with controls")
+    positive_control: PositiveControl = Field(description="whether memorisation could be seen at all")
+    is_full: bool = Field(default=False, description="a full audit: what it did not measure, it had no data for")
     prior_aware_settings: dict[str, float | int | str] | None = Field(
         default=None, description="m, n, prefixes; None: not measured"
     )
-    trend: list[TrendPoint] = Field(default_factory=list)
-    duration_s: float
+    prior_aware: PriorAwareCounts | None = Field(default=None, description="verdicts on canaries; None: not measured")
+    prior_aware_thresholds: list[Threshold] = Field(default_factory=list, description="the belief ratio n of each format")
+    extraction: Extraction | None = Field(default=None, description="of canaries; None: not measured")
+    records: Records | None = Field(default=None, description="real records; None: no data")
+    membership: Membership | None = Field(default=None, description="membership inference; None: no members or no held-out")
+    privacy: Privacy | None = Field(default=None, description="lower bound of epsilon; None: no coins were thrown")
+    counterfactual: list[Counterfactual] = Field(
+        default_factory=list, description="what being trained on adds to a score, from inclusion coins"
+    )
+    trend: list[TrendPoint] = Field(default_factory=list, description="earlier audits of the run")
+    duration_s: float = Field(description="seconds the audit took")
 
     def save(self, path: Path) -> None:
         """Write the report as JSON, whole or not at all."""

@@ -18,6 +18,7 @@ from memguard.metrics.exposure import (
     ExposureEstimate,
     KnownRank,
     certified_rank_high,
+    estimate_calibrated_exposure,
     estimate_exposure,
     fit_skew_normal,
     sampled_null_mean_bits,
@@ -40,7 +41,9 @@ class GroupScores:
     known_ranks: Sequence[KnownRank | None] = ()
 
 
-def canary_rows(scored: GroupScores, ledger: Ledger | None, *, tolerance: float, with_tail: bool) -> list[CanaryRow]:
+def canary_rows(
+    scored: GroupScores, ledger: Ledger | None, *, tolerance: float, with_tail: bool, start: GroupScores | None = None
+) -> list[CanaryRow]:
     """A row for every planned secret of a group, in plan order.
 
     Args:
@@ -48,9 +51,25 @@ def canary_rows(scored: GroupScores, ledger: Ledger | None, *, tolerance: float,
         ledger: counts of the run, None when unknown.
         tolerance: scores closer than this tie; nats.
         with_tail: also show the fitted skew-normal tail (shared prefixes only).
+        start: the same group scored before training, to show what training added.
     """
     tail = fit_skew_normal(scored.reference_log_probs) if with_tail else None
-    return [_canary_row(scored, index, ledger, tolerance, tail) for index in range(len(scored.group.canaries))]
+    rows = [_canary_row(scored, index, ledger, tolerance, tail) for index in range(len(scored.group.canaries))]
+    return rows if start is None else [_with_start(row, scored, start, tolerance) for row in rows]
+
+
+def _with_start(row: CanaryRow, scored: GroupScores, start: GroupScores, tolerance: float) -> CanaryRow:
+    """A row with what the canary had before training, and its exposure by what training added."""
+    index = next(at for at, canary in enumerate(scored.group.canaries) if canary.id == row.id)
+    before = float(start.canary_log_probs[index])
+    estimate = estimate_calibrated_exposure(
+        float(scored.canary_log_probs[index]) - before,
+        scored.reference_log_probs - start.reference_log_probs,
+        secret_space_size=scored.group.format.ranked_space_size - (scored.group.num_planted_in_space - 1),
+        tolerance=2 * tolerance,
+        confidence=CONFIDENCE,
+    )
+    return row.model_copy(update={"start_log_prob": _finite(before), "calibrated": _exposure(estimate)})
 
 
 def _canary_row(scored: GroupScores, index: int, ledger: Ledger | None, tolerance: float, tail: Any) -> CanaryRow:

@@ -6,7 +6,6 @@ The one place that joins plan, scorer and metrics. The model is left exactly as 
 from __future__ import annotations
 
 import datetime as dt
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,29 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from memguard.audit.config import AuditConfig, AuditSettings
-from memguard.audit.items import Group, build_groups, reference_seed_digest
-from memguard.audit.prior import PrefixSource, PriorMeasurement
+from memguard.audit.config import AuditConfig, AuditSettings, DpSettings
+from memguard.audit.full import FullFigures, FullMeasurement, Sources
+from memguard.audit.items import Group, build_groups
+from memguard.audit.privacy import measure_counterfactual, measure_privacy
 from memguard.audit.ranks import RankSearch
-from memguard.audit.report import (
-    AuditReport,
-    CanaryRow,
-    Environment,
-    LedgerSummary,
-    PlanSummary,
-    PriorAware,
-    Procedure,
-    Subject,
-    TrendPoint,
-)
-from memguard.audit.rows import (
-    GroupScores,
-    canary_rows,
-    control_tests,
-    format_rows,
-    positive_control,
-    summarise_bits,
-    tier_rows,
+from memguard.audit.report import AuditReport, CanaryRow, Subject, TrendPoint
+from memguard.audit.rows import GroupScores, canary_rows, control_tests, format_rows, positive_control, tier_rows
+from memguard.audit.summaries import (
+    summarise_environment,
+    summarise_ledger,
+    summarise_plan,
+    summarise_procedure,
+    summarise_status,
 )
 from memguard.audit.tolerance import measure_tolerance
 from memguard.canaries.encoding import tokenizer_digest
@@ -47,6 +36,7 @@ from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, SpanScores
 
 Progress = Callable[[int, int], None]
+LEAST_COINS = 4  # two guesses, one of either kind
 
 
 class AuditRunner:
@@ -56,17 +46,19 @@ class AuditRunner:
         plan: the canaries.
         tokenizer: the one the plan was drawn for.
         settings: the `audit` part of the configuration.
+        dp: the guarantee that the run states, if any.
 
     Raises:
         InputError: the plan was made for another tokenizer.
     """
 
-    def __init__(self, plan: CanaryPlan, tokenizer: Any, settings: AuditSettings) -> None:
+    def __init__(self, plan: CanaryPlan, tokenizer: Any, settings: AuditSettings, *, dp: DpSettings | None = None) -> None:
         self.digest = tokenizer_digest(tokenizer)
         plan.check_tokenizer(self.digest)
-        self.plan, self.settings = plan, settings
+        self.plan, self.tokenizer, self.settings, self.dp = plan, tokenizer, settings, dp
         self.groups = build_groups(plan, tokenizer, settings.exposure)
         self.ranks = RankSearch(plan, tokenizer, settings.exposure)
+        self.start: list[GroupScores] | None = None
 
     def run(
         self,
@@ -74,7 +66,7 @@ class AuditRunner:
         *,
         subject: Subject | None = None,
         ledger: Ledger | None = None,
-        prior: PrefixSource | None = None,
+        full: Sources | None = None,
         trend: Sequence[TrendPoint] = (),
         autocast: str | None = None,
         progress: Progress | None = None,
@@ -85,7 +77,7 @@ class AuditRunner:
             model: a causal language model, wrapped or not; left as it was found.
             subject: what is measured; a live model when None.
             ledger: counts of the run at this step; None marks sightings unknown.
-            prior: training rows for Prior-Aware memorisation; None leaves it *not measured*.
+            full: data for all that a full audit measures; None measures exposure alone.
             trend: earlier audits of the same run.
             autocast: the autocast dtype in force, recorded.
             progress: called with rows done and rows in all.
@@ -100,36 +92,81 @@ class AuditRunner:
         with audit_mode(model) as inner:
             scorer = Scorer(inner, batch_size=self.settings.batch_size)
             scored, tolerance, failure = self._measure(scorer, progress)
+            if failure is None and subject is not None and subject.global_step == 0:
+                self.start = scored
             rows = [row for item in scored for row in self._rows(item, ledger, tolerance)]
-            annotated = None
-            if prior is not None:
+            found = FullFigures(rows)
+            if full is not None and failure is None:
+                measurement = FullMeasurement(scorer, self.plan, self.tokenizer, self.settings, full, tolerance)
                 try:
-                    annotated = self._prior_aware(scored, rows, scorer, prior, tolerance)
+                    found = measurement.measure(scored, rows)
                 except NonFiniteScoreError as error:
-                    failure = failure or str(error)
-        if annotated is not None:
-            rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in rows]
+                    failure = str(error)
+        rows = list(found.rows)
         formats = format_rows(self.plan, scored)
-        controls = control_tests(formats, rows)
         return AuditReport(
             created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            **_status(rows, failure),
-            notices=self._notices(scorer),
+            **summarise_status(rows, failure),
+            notices=[*self._notices(scorer), *found.notices],
             subject=subject or Subject(kind="live", digest=None, global_step=None, epoch=None),
-            plan=self._plan_summary(),
+            plan=summarise_plan(self.plan),
             tokenizer_digest=self.digest,
-            procedure=self._procedure(scorer, autocast, tolerance),
-            environment=_environment(scorer.device.type),
-            ledger=_ledger_summary(ledger, rows),
+            procedure=summarise_procedure(
+                self.plan,
+                self.settings.exposure,
+                scorer,
+                autocast=autocast,
+                tolerance=tolerance,
+                num_nodes=self.ranks.num_nodes,
+            ),
+            environment=summarise_environment(scorer.device.type),
+            ledger=summarise_ledger(ledger, rows),
             formats=formats,
             canaries=rows,
             tiers=tier_rows(rows),
-            controls=controls,
-            positive_control=positive_control(rows),
-            prior_aware_settings=self._prior_settings() if annotated is not None else None,
+            controls=control_tests(formats, rows),
+            positive_control=found.positive_control or positive_control(rows),
+            prior_aware_settings=self._prior_settings() if found.prior_aware is not None else None,
+            prior_aware=found.prior_aware,
+            prior_aware_thresholds=found.thresholds,
+            is_full=full is not None,
+            extraction=found.extraction,
+            records=found.records,
+            membership=found.membership,
             trend=list(trend),
             duration_s=time.monotonic() - began,
+            **self._coins(rows, ledger, failure),
         )
+
+    def remember_start(self, model: Any) -> None:
+        """Score the model that training began from, so that later audits show what training added.
+
+        Raises:
+            ScoringError: the model could not be scored.
+        """
+        with audit_mode(model) as inner:
+            self.start = self._score(Scorer(inner, batch_size=self.settings.batch_size), None)
+
+    def _coins(self, rows: Sequence[CanaryRow], ledger: Ledger | None, failure: str | None) -> dict[str, Any]:
+        """What follows from coins that put each canary in or left it out; nothing where none were thrown."""
+        if self.plan.inclusion != "coin" or failure is not None:
+            return {}
+        thrown = [canary for canary in self.plan.canaries if canary.role != "positive_control" and canary.tier > 0]
+        coins = {canary.id: canary.role == "canary" for canary in thrown}
+        once = ledger is not None and ledger.plant_once
+        tiers = {canary.id: 1 if once else canary.tier for canary in thrown}
+        privacy = None
+        if len(thrown) >= LEAST_COINS:
+            privacy = measure_privacy(
+                rows,
+                inclusion=self.plan.inclusion,
+                coins=coins,
+                tiers=tiers,
+                stated_epsilon=self.dp.epsilon if self.dp is not None else None,
+                delta=self.dp.delta if self.dp is not None else 0.0,
+            )
+        counterfactual = measure_counterfactual(rows, inclusion=self.plan.inclusion, coins=coins, tiers=tiers)
+        return {"privacy": privacy, "counterfactual": counterfactual}
 
     def _measure(self, scorer: Scorer, progress: Progress | None) -> tuple[list[GroupScores], float, str | None]:
         """Scores and known ranks of every group, and how wide a tie is.
@@ -164,32 +201,13 @@ class AuditRunner:
 
     def _rows(self, item: GroupScores, ledger: Ledger | None, tolerance: float) -> list[CanaryRow]:
         with_tail = not item.group.format.has_name and not item.group.format.positive_control
-        return canary_rows(item, ledger, tolerance=tolerance, with_tail=with_tail)
+        start = self._start_of(item)
+        return canary_rows(item, ledger, tolerance=tolerance, with_tail=with_tail, start=start)
 
-    def _prior_aware(
-        self,
-        scored: Sequence[GroupScores],
-        rows: Sequence[CanaryRow],
-        scorer: Scorer,
-        prior: PrefixSource,
-        tolerance: float,
-    ) -> dict[str, PriorAware] | None:
-        settings = self.settings.prior_aware
-        if settings is None:
-            return None
-        measurement = PriorMeasurement(
-            scorer, prior, settings, lead_ids=self.plan.lead_ids, seed=self.plan.placement_seed, tolerance=tolerance
-        )
-        spans = {
-            canary.id: span
-            for item in scored
-            for canary, span in zip(item.group.canaries, item.group.canary_spans, strict=True)
-        }
-        return {
-            row.id: measurement.measure(spans[row.id], row.log_prob)
-            for row in rows
-            if row.role != "control" and row.log_prob is not None
-        }
+    def _start_of(self, item: GroupScores) -> GroupScores | None:
+        """The same group before training, None where that was not scored."""
+        same = [one for one in self.start or () if one.group is item.group]
+        return same[0] if same else None
 
     def _prior_settings(self) -> dict[str, float | int | str]:
         settings = self.settings.prior_aware
@@ -217,32 +235,6 @@ class AuditRunner:
             notices.append("the plan was drawn from a seed: whoever knows the seed knows the secrets.")
         return notices
 
-    def _plan_summary(self) -> PlanSummary:
-        roles = [canary.role for canary in self.plan.canaries]
-        return PlanSummary(
-            digest=self.plan.digest,
-            reproducible=self.plan.reproducible,
-            inclusion=self.plan.inclusion,
-            num_canaries=roles.count("canary"),
-            num_controls=roles.count("control"),
-            num_positive_controls=roles.count("positive_control"),
-        )
-
-    def _procedure(self, scorer: Scorer, autocast: str | None, tolerance: float) -> Procedure:
-        exposure = self.settings.exposure
-        return Procedure(
-            references=exposure.references,
-            references_per_name=exposure.references_per_name,
-            reference_seed=reference_seed_digest(self.plan),
-            dtype=scorer.dtype,
-            autocast=autocast,
-            tolerance=tolerance,
-            exact=exposure.exact,
-            node_budget=exposure.node_budget,
-            num_nodes=self.ranks.num_nodes,
-            head="fused" if scorer.model.is_fused else "own",
-        )
-
 
 def run_audit(model: Any, tokenizer: Any, *, plan: CanaryPlan, config: AuditConfig, **options: Any) -> AuditReport:
     """Audit one model once; `options` are those of `AuditRunner.run`.
@@ -260,23 +252,7 @@ def run_audit(model: Any, tokenizer: Any, *, plan: CanaryPlan, config: AuditConf
         InputError: the plan was made for another tokenizer.
         ScoringError: the model could not be scored.
     """
-    return AuditRunner(plan, tokenizer, config.audit).run(model, **options)
-
-
-def trend_points(report: AuditReport) -> list[TrendPoint]:
-    """What later reports of the run keep of this one: exposure by tier, tier 0 for the controls."""
-    step = report.subject.global_step
-    if step is None or report.status != "valid":
-        return []
-    points = []
-    for tier in sorted({row.tier for row in report.canaries if row.role == "canary"} | {0}):
-        role = "control" if tier == 0 else "canary"
-        members = [row for row in report.canaries if row.role == role and (tier == 0 or row.tier == tier)]
-        if members:
-            bits = summarise_bits(members)
-            figures = {key: bits[key] for key in ("mean_bits", "low_bits", "high_bits")}
-            points.append(TrendPoint(global_step=step, epoch=report.subject.epoch, tier=tier, n=len(members), **figures))
-    return points
+    return AuditRunner(plan, tokenizer, config.audit, dp=config.dp).run(model, **options)
 
 
 def _slice(group: Group, scores: SpanScores, first: int, middle: int, last: int) -> GroupScores:
@@ -286,54 +262,3 @@ def _slice(group: Group, scores: SpanScores, first: int, middle: int, last: int)
 def _unscored(group: Group) -> GroupScores:
     canaries, references = len(group.canary_spans), len(group.reference_spans)
     return GroupScores(group, np.full(canaries, np.nan), np.zeros(canaries, dtype=bool), np.full(references, np.nan))
-
-
-def _status(rows: Sequence[CanaryRow], failure: str | None) -> dict[str, Any]:
-    """Invalid when a score is not finite: a NaN is never left out of a figure."""
-    reasons = [failure] if failure is not None else []
-    if any((row.log_prob or 0.0) > 1e-3 for row in rows):
-        reasons.append("a log-probability is above 0: the model's logits are not a distribution.")
-    return {"status": "invalid" if reasons else "valid", "invalid_reasons": reasons}
-
-
-def _ledger_summary(ledger: Ledger | None, rows: Sequence[CanaryRow]) -> LedgerSummary:
-    if ledger is None:
-        return LedgerSummary(
-            found=False,
-            exact=False,
-            notes=["no ledger: what was trained on is unknown."],
-            count=None,
-            mode=None,
-            plant_once=None,
-            num_insertions=0,
-            num_seen=None,
-            token_share=None,
-        )
-    return LedgerSummary(
-        found=True,
-        exact=ledger.exact,
-        notes=ledger.notes,
-        count=ledger.count,
-        mode=ledger.mode,
-        plant_once=ledger.plant_once,
-        num_insertions=sum(row.num_insertions for row in rows),
-        num_seen=sum(row.num_seen or 0 for row in rows),
-        token_share=ledger.token_share,
-        token_share_is_estimate=ledger.token_share_is_estimate,
-    )
-
-
-def _environment(device: str) -> Environment:
-    import torch
-    import transformers
-
-    import memguard
-
-    return Environment(
-        memguard=memguard.__version__,
-        python=platform.python_version(),
-        numpy=np.__version__,
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        device=device,
-    )

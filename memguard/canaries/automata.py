@@ -8,7 +8,7 @@ integers and no secret is ever listed to be counted. Nothing here knows a tokeni
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memguard.canaries.formats import (
     AlphabetSpace,
@@ -226,3 +226,30 @@ def iterate_secrets(space: SecretSpace) -> Iterator[str]:
         if automaton.is_final(state):
             yield text
         waiting += [(after, text + unit) for unit, after in reversed(automaton.following(state).items())]
+
+
+def candidates_in(space: SecretSpace, texts: Iterable[str]) -> set[str]:
+    """Every valid secret of a space that stands somewhere in one of some texts.
+
+    Example:
+        >>> from memguard.canaries.formats import DigitsSpace
+        >>> sorted(candidates_in(DigitsSpace(length=2), ["no 123, 45"]))
+        ['12', '23', '45']
+    """
+    automaton = automaton_of(space)
+    lengths = [sorted({len(unit) for unit in units}) for units in automaton.choices]
+    found: set[str] = set()
+    for text in texts:
+        for first in range(len(text)):
+            waiting = [(automaton.start, first)]
+            while waiting:
+                state, at = waiting.pop()
+                if automaton.is_final(state):
+                    found.add(text[first:at])
+                    continue
+                following = automaton.following(state)
+                for length in lengths[state[0]]:
+                    after = following.get(text[at : at + length])
+                    if after is not None:
+                        waiting.append((after, at + length))
+    return found

@@ -64,6 +64,7 @@ def draw_plan(settings: CanarySettings, tokenizer: Any) -> CanaryPlan:
         nonce=randomness.nonce(),
         reproducible=randomness.reproducible,
         inclusion=settings.inclusion,
+        probe=settings.has_probe,
         placement_seed=streams["coins"].getrandbits(48),
         tokenizer_digest=tokenizer_digest(tokenizer),
         lead_ids=lead,
@@ -93,6 +94,8 @@ def plan_differences(plan: CanaryPlan, settings: CanarySettings) -> list[str]:
         found.append("numbers of canaries, controls or repetitions")
     if settings.inclusion != plan.inclusion:
         found.append("inclusion")
+    if settings.has_probe != plan.probe:
+        found.append("positive_control")
     if (settings.seed is not None) != plan.reproducible:
         found.append("seed")
     return found
@@ -160,7 +163,7 @@ def _prepare(one: CanaryFormat, encoder: SecretEncoder, *, positive: bool) -> Pl
 
 def _positive_formats(formats: list[PlannedFormat], settings: CanarySettings, encoder: SecretEncoder) -> list[PlannedFormat]:
     """One format of its own for the positive controls of each space."""
-    if settings.positive_control is None:
+    if settings.planted_control is None:
         return []
     spaces = {one.secret.model_dump_json(): one for one in formats}
     taken = {one.name for one in formats}
@@ -188,8 +191,8 @@ def _entries(formats: list[PlannedFormat], settings: CanarySettings) -> list[tup
         entries += [(one, "canary", tier) for tier, number in settings.tiers.items() for _ in range(number)]
         share = settings.controls // len(plain) + (index < settings.controls % len(plain))
         entries += [(one, "control", 0)] * share
-    if settings.positive_control is not None:
-        control = settings.positive_control.in_training
+    control = settings.planted_control
+    if control is not None:
         for one in formats:
             if one.positive_control:
                 entries += [(one, "positive_control", control.repetitions)] * control.count

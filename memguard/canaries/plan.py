@@ -72,6 +72,7 @@ class CanaryPlan(Document):
     nonce: str = Field(repr=False)
     reproducible: bool
     inclusion: Literal["planned", "coin"]
+    probe: bool = Field(default=False, description="whether audits show their sensitivity by fresh secrets on copied weights")
     placement_seed: int
     tokenizer_digest: str
     lead_ids: tuple[int, ...]

@@ -18,9 +18,11 @@ class InTrainingControl(Document):
 
 
 class PositiveControlSettings(Document):
-    """How an audit shows that it could have seen memorisation."""
+    """How an audit shows that it could have seen memorisation; `probe` in a file stands for one without `in_training`."""
 
-    in_training: InTrainingControl = InTrainingControl()
+    in_training: InTrainingControl | None = Field(
+        default=None, description="null: copies of the weights learn two fresh secrets a format in each full audit"
+    )
 
 
 class CanarySettings(Document):
@@ -30,11 +32,32 @@ class CanarySettings(Document):
     formats: tuple[CanaryFormat, ...] = Field(min_length=1)
     tiers: dict[int, int] = Field(default={1: 16, 4: 16, 16: 8}, description="repetitions: canaries of each format")
     controls: int = Field(default=200, ge=0, description="never inserted, split evenly over the formats")
-    positive_control: PositiveControlSettings | None = PositiveControlSettings()
+    positive_control: PositiveControlSettings | None = Field(
+        default=PositiveControlSettings(), description="probe, or in_training with its numbers; null: none"
+    )
     max_share: float = Field(default=0.01, gt=0.0, lt=1.0, description="of training tokens")
     plant_once: bool = False
     inclusion: Literal["planned", "coin"] = "planned"
     count: Literal["per_epoch", "total"] = "per_epoch"
+
+    @property
+    def planted_control(self) -> InTrainingControl | None:
+        """The positive controls that go into the training data; None where there are none."""
+        return self.positive_control.in_training if self.positive_control is not None else None
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether full audits make a probe."""
+        return self.positive_control is not None and self.positive_control.in_training is None
+
+    @field_validator("positive_control", mode="before")
+    @classmethod
+    def _probe_is_a_word(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value != "probe":
+            raise ValueError("positive_control must be probe, in_training with its numbers, or null")
+        return {}
 
     @field_validator("formats")
     @classmethod

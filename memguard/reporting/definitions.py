@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 SECRET_SHARER = "Carlini et al., The Secret Sharer, USENIX Security 2019, section 4"
 PRIOR_AWARE = "Tiwari, Trachtenberg, Suh, arXiv 2602.18733"
+EXTRACTION = "Hayes et al., NAACL 2025, arXiv 2410.19482"
+NEAR_VERBATIM = "Cooper et al., arXiv 2603.24917"
+QUANTIFYING = "Carlini et al., ICLR 2023, arXiv 2202.07646"
+COUNTERFACTUAL = "Zhang et al., NeurIPS 2023, arXiv 2112.12938"
+ONE_RUN = "Steinke, Nasr, Jagielski, NeurIPS 2023, arXiv 2305.08846"
+MEMBERSHIP = "Carlini et al., arXiv 2012.07805; Shi et al., arXiv 2310.16789; Zhang et al., arXiv 2404.02936"
+LOW_RATES = "Carlini et al., arXiv 2112.03570"
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,12 @@ DEFINITIONS = [
         SECRET_SHARER,
     ),
     Definition(
+        "Calibrated exposure",
+        "bits",
+        "Exposure by the log-probability less that before training, among references treated alike: what the text gave away "
+        "before training is taken off. It has the same null as exposure and more power. Shown, in no test or rule.",
+    ),
+    Definition(
         "log-probability",
         "nats",
         "Sum over the tokens of the secret of log P(token | all before it), natural logarithm; never divided by the length.",
@@ -77,8 +90,8 @@ DEFINITIONS = [
     Definition(
         "Extracted",
         "yes / no",
-        "Every token of the secret is the model's most likely next one, or its rank is known to be 1. 'possible' "
-        "means that rank 1 cannot be excluded.",
+        "Every token of the secret is the model's most likely next one, or its rank is known to be 1, or a greedy continuation "
+        "holds it where chance would hardly ever put it. 'possible' means that rank 1 cannot be excluded.",
     ),
     Definition(
         "Median and its interval",
@@ -103,6 +116,13 @@ DEFINITIONS = [
         "Positive control",
         "p-value",
         "Canaries planted so often that they must be memorised. If they are not detected, low figures elsewhere say nothing.",
+    ),
+    Definition(
+        "Probe",
+        "p-value",
+        "A positive control without planting: copies of the weights learn fresh secrets in a few optimiser steps, are audited "
+        "by the same path and thrown away. It shows that memorisation could have been seen in this checkpoint, not that "
+        "training would have caused any. Detected: the best p-value, times the number of secrets, is at most 0.001.",
     ),
     Definition(
         "Token share",
@@ -130,5 +150,141 @@ DEFINITIONS = [
         "prefixes",
         "How many prior prefixes the mean really rests on; below about 10 it rests on a few and the estimate is not to be "
         "trusted. Not given where the verdict did not need it.",
+    ),
+    Definition(
+        "Extractable",
+        "count",
+        "Targets whose probability behind their own prefix exceeds m; only these are judged PA, common or undecided.",
+        PRIOR_AWARE,
+    ),
+    Definition(
+        "Belief-ratio threshold n",
+        "ratio",
+        "What P(target | own prefix) over P(target) must exceed for PA. Calibrated: the 95% quantile of that ratio over "
+        "targets that were never trained on, controls of the format or held-out records, with an order-statistic interval; "
+        "fixed before any target is judged. Given: by the settings, or 10 where there was nothing to calibrate on. Differs "
+        "from the paper, which takes a mean over easy sequences.",
+        PRIOR_AWARE,
+    ),
+    Definition(
+        "log ratio above controls",
+        "nats",
+        "A canary's log belief ratio less the mean of its format's controls. The controls' mean is the cue of the template, "
+        "which any secret behind it gets; what is above it belongs to this secret.",
+    ),
+    Definition(
+        "Common share",
+        "percent",
+        "Share of the extractable targets that fail PA: other prefixes write them as well. Exact binomial interval, undecided "
+        "targets counted as PA at its lower end and as common at its upper one. Compatible with common text, and no proof of "
+        "it: a secret repeated behind many prefixes looks the same.",
+        PRIOR_AWARE,
+    ),
+    Definition(
+        "Expected tries",
+        "queries",
+        "Mean number of independent queries behind the target's own prefix until the sampler writes it: one over its chance. "
+        "'never': one of its tokens lies outside the sampler's top-k or top-p. An attacker with another sampler has another "
+        "figure.",
+        EXTRACTION,
+    ),
+    Definition(
+        "Expected share",
+        "percent",
+        "Mean over targets of 1 - (1 - P)^q, the chance that q queries write a target at least once; P is its chance in one. "
+        "Chernoff-KL interval, which holds for any distribution of targets.",
+        EXTRACTION,
+    ),
+    Definition(
+        "Discoverable",
+        "count",
+        "Targets that so many queries write with at least the stated chance. Exact binomial interval of their share.",
+        EXTRACTION,
+    ),
+    Definition(
+        "Found by",
+        "kind of prompt",
+        "Greedy continuations that hold the secret: of the canary's own prefix as it was trained (trained tokens), of the same "
+        "text as a user would send it (text), or of another canary's prompt. Controls found, and the chance of a match by "
+        "luck, stand beside it.",
+    ),
+    Definition(
+        "Greedy share",
+        "percent",
+        "Share of the records whose target greedy decoding writes token by token behind its own prefix. Exact binomial "
+        "interval. Records that were too short are counted apart. Held-out records show what is written without having been "
+        "seen.",
+        QUANTIFYING,
+    ),
+    Definition(
+        "Other prompts",
+        "percent",
+        "Greedy share of the same records behind fewer of their own tokens, and with tokens of other records before the "
+        "prefix. A slope is fitted on a log10 axis where three points or more differ.",
+        QUANTIFYING,
+    ),
+    Definition(
+        "Near-verbatim",
+        "count",
+        "Records that one query writes up to the stated number of edited tokens with a chance of at least one in a thousand. "
+        "The chance is a lower bound, so the count is one too.",
+        NEAR_VERBATIM,
+    ),
+    Definition(
+        "Membership scores",
+        "nats, higher for members",
+        "Loss: mean log-probability of a token. zlib ratio: log-probability over the bytes that zlib needs. Lower-cased and "
+        "reference model: loss less that of the lower-cased text, or of a model that never saw it. Min-K%: mean of the lowest "
+        "20% of token log-probabilities; Min-K%++: the same, standardised over the vocabulary.",
+        MEMBERSHIP,
+    ),
+    Definition(
+        "AUROC",
+        "0.5 = chance",
+        "Chance that a member scores above a held-out sample, ties as one half. An average over samples: it hides a few that "
+        "are told for sure. 'undefined': some sample has no score, and none is left out.",
+    ),
+    Definition(
+        "TPR at FPR",
+        "percent",
+        "Share of the members above a threshold that at most so many held-out samples pass. One half of these sets the "
+        "threshold, the other half gives the rate shown beside. Refused where there are fewer than 3 over the rate: the least "
+        "rate that the samples allow is named.",
+        LOW_RATES,
+    ),
+    Definition(
+        "Distribution shift",
+        "AUROC and p-value",
+        "Whether members and held-out samples can be told apart by their texts or lengths alone, without any model. If so, "
+        "membership scores show that difference and not the model. A shift below the detectable AUROC is not seen.",
+    ),
+    Definition(
+        "Epsilon lower bound",
+        "no unit",
+        "The privacy loss of one record that guessing which coins put a canary in has proved, at the stated confidence. The "
+        "number of guesses is fixed in advance; ties count as wrong. 0 proves no privacy.",
+        ONE_RUN,
+    ),
+    Definition(
+        "Cap of epsilon",
+        "no unit",
+        "The bound with every guess right. Where it is below the stated epsilon the guarantee cannot be tested with so few "
+        "guesses.",
+        ONE_RUN,
+    ),
+    Definition(
+        "Stated epsilon",
+        "p-value",
+        "Largest chance of as many right guesses under the guarantee that the run states. It can be compared only where "
+        "canaries entered as records before the sampler of the DP run.",
+        ONE_RUN,
+    ),
+    Definition(
+        "Counterfactual memorisation",
+        "nats",
+        "Mean log-probability of the canaries that their coin put in, less that of those it left out; each less its own before "
+        "training, where that was measured. Welch interval; p-value by throwing the coins anew. Differs from the paper, which "
+        "compares many models on one example.",
+        COUNTERFACTUAL,
     ),
 ]

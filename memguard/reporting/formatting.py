@@ -86,6 +86,28 @@ def show_percent(share: float | None, *, missing: str = NOT_MEASURED) -> str:
     return "over 99.9%" if 0.9995 <= share < 1 else f"{show_number(100 * share)}%"
 
 
+def show_share_interval(low: float | None, high: float | None) -> str:
+    """Both ends of an interval of a share of 0..1, as percentages.
+
+    Example:
+        >>> show_share_interval(0.031, 1.0), show_share_interval(None, None)
+        ('3.10% to 100%', 'no interval')
+    """
+    return "no interval" if low is None or high is None else f"{show_percent(low)} to {show_percent(high)}"
+
+
+def show_tries(log10_tries: float | None) -> str:
+    """A mean number of tries from its base-10 logarithm; None: it would take for ever.
+
+    Example:
+        >>> show_tries(0.04), show_tries(3.21), show_tries(None)
+        ('1.1 tries', '10^3.2 tries', 'never')
+    """
+    if log10_tries is None:
+        return "never"
+    return f"{10**log10_tries:.1f} tries" if log10_tries < 1 else f"10^{log10_tries:.1f} tries"
+
+
 def show_interval(low: float | None, high: float | None, *, missing: str = "no interval") -> str:
     """Both ends of an interval in words; an open end is named.
 

@@ -9,7 +9,9 @@ from markupsafe import Markup
 
 from memguard.audit.report import LIMITS, AuditReport, Decision
 from memguard.reporting.definitions import DEFINITIONS
+from memguard.reporting.parts import count_found_by, count_uncounted, describe_extent, why_not_measured
 from memguard.reporting.plots import draw_curves, draw_dots
+from memguard.reporting.ratio_plot import draw_ratios
 from memguard.reporting.view import check_same_subject, environment, facts, most_exposed_first
 
 
@@ -32,6 +34,7 @@ def render_html(report: AuditReport, decision: Decision | None = None) -> str:
     check_same_subject(report, decision)
     template = environment(autoescape=True).get_template("report.html.j2")
     curves, dots = draw_curves(report), draw_dots(report)
+    ratios = draw_ratios(report.records) if report.records is not None else None
     return template.render(
         report=report,
         decision=decision,
@@ -39,6 +42,11 @@ def render_html(report: AuditReport, decision: Decision | None = None) -> str:
         rows=most_exposed_first(report),
         curves=Markup(curves) if curves else None,
         dots=Markup(dots) if dots else None,
+        ratios=Markup(ratios) if ratios else None,
+        extent=describe_extent(report),
+        reasons=why_not_measured(report),
+        found_by=count_found_by(report),
+        num_uncounted=count_uncounted(report),
         definitions=DEFINITIONS,
         limits=LIMITS,
     )

@@ -36,7 +36,7 @@ def drawing_settings() -> Iterator[None]:
         yield
 
 
-def new_axes() -> Any:
+def new_axes(*, ylabel: str = "exposure (bits)") -> Any:
     """Axes of a new transparent figure, in ink, with room for labels on the right."""
     from matplotlib.figure import Figure
 
@@ -44,7 +44,7 @@ def new_axes() -> Any:
     figure.patch.set_visible(False)
     axes = figure.add_axes((0.075, 0.135, 0.79, 0.835))
     axes.patch.set_visible(False)
-    axes.set_ylabel("exposure (bits)", color=INK)
+    axes.set_ylabel(ylabel, color=INK)
     axes.xaxis.label.set_color(INK)
     axes.tick_params(colors=INK, length=3)
     axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)

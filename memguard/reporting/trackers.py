@@ -6,6 +6,8 @@ left out, so that no tracker ever shows a 0 for it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 from memguard.audit.report import AuditReport
@@ -28,6 +30,11 @@ def flatten_metrics(report: AuditReport) -> dict[str, float]:
     `memguard/positive_control_detected` (1 or 0). The maximum and the counts are over canaries, never over controls.
     A mean or maximum over canaries of which one has no finite score is left out, as is all that was not measured.
 
+    Where measured: `memguard/extraction_expected_share/tier_4/queries_100` and `memguard/records_greedy_share/members`, beside
+    `.../held_out`; `memguard/prior_aware_common_share/canaries` and `.../records`; `memguard/membership_auroc/loss` by score,
+    with `memguard/membership_is_shift` (1: these show how the texts differ); `memguard/epsilon_lower_bound` and
+    `memguard/epsilon_cap`. Shares and AUROC are 0..1.
+
     Args:
         report: an audit report, valid or not.
 
@@ -43,7 +50,33 @@ def flatten_metrics(report: AuditReport) -> dict[str, float]:
     found.update(_over_canaries(report))
     if report.positive_control.kind != "none":
         found["memguard/positive_control_detected"] = float(report.positive_control.detected)
-    return {name: value for name, value in found.items() if value is not None}
+    found.update(_parts(report))
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _parts(report: AuditReport) -> Iterator[tuple[str, float | None]]:
+    """The trends of what a full audit measures beside exposure."""
+    if report.extraction is not None:
+        yield "memguard/extraction_found_count", float(report.extraction.num_found)
+        for curve in report.extraction.curves:
+            for point in curve.points:
+                name = f"memguard/extraction_expected_share/tier_{curve.tier}/queries_{point.num_queries}"
+                yield name, point.expected_share
+    if report.prior_aware is not None:
+        yield "memguard/prior_aware_common_share/canaries", report.prior_aware.common_share
+    if report.records is not None:
+        yield "memguard/records_greedy_share/members", report.records.members.greedy_share
+        if report.records.held_out is not None:
+            yield "memguard/records_greedy_share/held_out", report.records.held_out.greedy_share
+        if report.records.prior_aware is not None:
+            yield "memguard/prior_aware_common_share/records", report.records.prior_aware.common_share
+    if report.membership is not None:
+        yield "memguard/membership_is_shift", float(report.membership.shift.is_shift)
+        for score in report.membership.scores:
+            yield f"memguard/membership_auroc/{score.name}", score.auroc
+    if report.privacy is not None:
+        yield "memguard/epsilon_lower_bound", report.privacy.epsilon_lower_bound
+        yield "memguard/epsilon_cap", report.privacy.cap
 
 
 def _over_canaries(report: AuditReport) -> dict[str, float | None]:

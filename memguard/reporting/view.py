@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from memguard.audit.report import AuditReport, CanaryRow, Decision
 from memguard.errors import InputError
-from memguard.reporting import formatting
+from memguard.reporting import formatting, parts, wording
 from memguard.reporting.curves import CONTROLS_TIER, expected_control_bits, pool_tiers, trend_points
 from memguard.reporting.formatting import show_count, show_number
 
@@ -35,9 +35,18 @@ def environment(*, autoescape: bool, finalize: Callable[[Any], Any] | None = Non
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    names = ("number", "count", "percent", "value", "yes_no", "size")
+    names = ("number", "count", "percent", "value", "yes_no", "size", "tries")
     env.filters.update({name: getattr(formatting, f"show_{name}") for name in names})
-    env.globals.update(interval=formatting.show_interval, rank=formatting.show_rank, trend_points=trend_points)
+    env.globals.update(
+        interval=formatting.show_interval,
+        share_interval=formatting.show_share_interval,
+        rank=formatting.show_rank,
+        trend_points=trend_points,
+        describe_sampler=wording.describe_sampler,
+        describe_threshold=wording.describe_threshold,
+        score_names=wording.SCORE_NAMES,
+        shown_records=parts.shown_records,
+    )
     return env
 
 
@@ -102,5 +111,8 @@ def _positive_control(report: AuditReport) -> Fact:
     control = report.positive_control
     if control.kind == "none":
         return Fact("Positive control", "none", "low figures may mean that nothing could be seen")
-    p_value = f"best p-value {show_number(control.best_p_value)}, n\u00a0=\u00a0{show_count(control.n)}"
+    if control.kind == "probe" and control.n == 0:
+        return Fact("Positive control", "not made", "the probe failed: whether anything could be seen is unknown")
+    kind = "probe, " if control.kind == "probe" else ""
+    p_value = f"{kind}best p-value {show_number(control.best_p_value)}, n\u00a0=\u00a0{show_count(control.n)}"
     return Fact("Positive control", "detected" if control.detected else "not detected", p_value)

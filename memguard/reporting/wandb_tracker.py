@@ -19,6 +19,7 @@ TABLE = "memguard/canaries"
 COLUMNS = [
     "id", "format", "role", "tier", "num_seen", "log_prob", "rank_low", "rank_high", "exposure_bits", "exposure_low_bits",
     "exposure_high_bits", "method", "flags", "is_extracted", "prior_aware", "log_belief_ratio", "effective_sample_size",
+    "calibrated_exposure_bits", "log10_expected_tries", "found_by",
 ]  # fmt: skip
 
 
@@ -75,7 +76,15 @@ def _table_row(row: CanaryRow) -> list[Any]:
     figures = [row.num_seen, row.log_prob, _exact(row.rank_low), _exact(row.rank_high)]
     bits = [exposure.bits, exposure.low_bits, exposure.high_bits, exposure.method, ", ".join(exposure.flags)]
     annotation = [prior.verdict, prior.log_belief_ratio, prior.effective_sample_size] if prior else ["not measured", None, None]
-    return [row.id, row.format, row.role, row.tier, *figures, *bits, row.is_extracted, *annotation]
+    return [row.id, row.format, row.role, row.tier, *figures, *bits, row.is_extracted, *annotation, *_full_figures(row)]
+
+
+def _full_figures(row: CanaryRow) -> list[Any]:
+    """What was measured beside exposure; None where it was not."""
+    calibrated = row.calibrated.bits if row.calibrated is not None else None
+    if row.extraction is None:
+        return [calibrated, None, "not measured"]
+    return [calibrated, row.extraction.log10_expected_tries, ", ".join(row.extraction.found_by)]
 
 
 def _exact(value: int | None) -> str | None:

@@ -159,7 +159,7 @@ def _grow(one: _Beams, log_probs: NDArray[np.float64], place: int, max_edits: in
     order = np.lexsort((-scores, ~verbatim))[:num_beams]
     one.tokens = [(*one.tokens[int(rows[index])], int(tokens[index])) for index in order]
     one.log_probs, one.distances = scores[order], distances[order]
-    return rows[order].tolist()
+    return [int(row) for row in rows[order]]
 
 
 def _verbatim(one: _Beams, rows: Ints, tokens: Ints, place: int) -> NDArray[np.bool_]:

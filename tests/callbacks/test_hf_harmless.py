@@ -98,8 +98,8 @@ def test_a_report_beside_a_checkpoint_is_bound_to_its_bytes_and_its_ledger(
 def test_the_offline_audit_of_a_checkpoint_gives_the_same_figures(
     settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
 ) -> None:
+    from memguard.audit.checkpoints import audit_checkpoints
     from memguard.audit.config import parse_config
-    from memguard.audit.offline import audit_checkpoints
 
     config = settings(audit={"on": ["save"]})
     callback = HFAuditCallback(config)

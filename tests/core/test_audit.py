@@ -17,11 +17,12 @@ from oracles import span_log_prob
 from memguard.audit import AuditRunner, run_audit
 from memguard.audit.config import AuditConfig, parse_config
 from memguard.audit.digest import checkpoint_digest, checkpoint_manifest
+from memguard.audit.full import Sources
 from memguard.audit.items import build_groups
 from memguard.audit.prior import PrefixSource
 from memguard.audit.report import load_report
 from memguard.audit.rows import canary_rows
-from memguard.audit.runner import trend_points
+from memguard.audit.summaries import trend_points
 from memguard.audit.tolerance import measure_tolerance
 from memguard.canaries.drawing import draw_plan
 from memguard.canaries.ledger import Ledger, LedgerEntry
@@ -157,7 +158,7 @@ def test_prior_aware_is_measured_only_with_data_and_tells_pair_from_common(
     assert without.prior_aware_settings is None
     assert all(row.prior_aware is None for row in without.canaries)
     source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])
-    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, prior=source)
+    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, full=Sources(prior=source))
     measured = {row.id: row.prior_aware for row in report.canaries if row.role == "canary"}
     for canary_id, figures in measured.items():
         assert figures is not None
@@ -181,7 +182,7 @@ def test_prior_prefixes_leave_the_own_prefix_out_and_count_it(tiny_model: Any, t
     teach(tiny_model, plan, tokenizer, config, taught, steps=100)
     own = group.prefix_ids[len(plan.lead_ids) :]
     rows = [list(own), [7] * len(own)]
-    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, prior=PrefixSource(2, rows.__getitem__))
+    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, full=Sources(prior=PrefixSource(2, rows.__getitem__)))
     figures = next(row.prior_aware for row in report.canaries if row.id in taught)
     assert figures is not None
     assert figures.num_excluded_prefixes > 0

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.canaries.automata import SecretAutomaton, automaton_of, iterate_secrets
+from memguard.canaries.automata import SecretAutomaton, automaton_of, candidates_in, iterate_secrets
 from memguard.canaries.formats import (
     AlphabetSpace,
     DigitsSpace,
     HexSpace,
     IbanSpace,
     LuhnSpace,
+    SecretSpace,
     TokensSpace,
     WordsSpace,
 )
@@ -190,3 +191,22 @@ def test_pieces_of_a_space_too_large_to_list_are_refused_at_once() -> None:
 def test_a_tokens_space_without_words_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must hold words, got none. Read them with resolve\(tokenizer\)"):
         automaton_of(TokensSpace(count=2))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        DigitsSpace(length=3),
+        HexSpace(length=2),
+        LuhnSpace(digits=3),
+        IbanSpace(country="DK", digits=2),
+        WordsSpace(count=2, words=("red", "green", "re")),
+    ],
+)
+def test_candidates_in_a_text_are_those_that_stand_in_it(space: SecretSpace) -> None:
+    every = list(iterate_secrets(space))
+    rng = random.Random(4)
+    texts = [rng.choice(every), f"x{rng.choice(every)}{rng.choice(every)} 0", "nothing: red red green", ""]
+    found = candidates_in(space, texts)
+    assert found == {secret for secret in every if any(secret in text for text in texts)}
+    assert found

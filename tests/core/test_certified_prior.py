@@ -150,9 +150,9 @@ def test_certified_and_full_mode_give_every_sequence_the_same_verdict_on_a_train
             scorer = Scorer(inner)
             log_probs = scorer.score(spans).log_probs
             for n in (2.0, 10.0, 200.0):
-                settings_ = PriorAwareSettings(prefixes=60, m=1e-4, n=n, mode=mode)
+                settings_ = PriorAwareSettings(prefixes=60, m=1e-4, mode=mode)
                 measurement = PriorMeasurement(scorer, source, settings_, lead_ids=(), seed=3, tolerance=1e-5)
-                results = [measurement.measure(span, float(score)) for span, score in zip(spans, log_probs, strict=True)]
+                results = [measurement.measure(span, float(score), n=n) for span, score in zip(spans, log_probs, strict=True)]
                 found.setdefault(mode, []).extend(results)
     verdicts = [one.verdict for one in found["full"]]
     assert [one.verdict for one in found["certified"]] == verdicts
@@ -177,13 +177,13 @@ def test_a_near_tie_runs_the_full_estimator_and_takes_its_verdict() -> None:
         scorer = Scorer(inner)
         full = PriorMeasurement(
             scorer, source, PriorAwareSettings(prefixes=30, m=1e-9, mode="full"), lead_ids=(), seed=1
-        ).measure(span, -0.5)
+        ).measure(span, -0.5, n=10.0)
         assert full.low is not None
         n = math.exp(full.low)  # whether PA is certified hangs on the last float
         for mode in ("certified", "full"):
-            settings_ = PriorAwareSettings(prefixes=30, m=1e-9, n=n, mode=mode)
+            settings_ = PriorAwareSettings(prefixes=30, m=1e-9, mode=mode)
             measurement = PriorMeasurement(scorer, source, settings_, lead_ids=(), seed=1, tolerance=1e-4)
-            one = measurement.measure(span, -0.5)
+            one = measurement.measure(span, -0.5, n=n)
             assert one.num_open_prefixes == 0
             assert one.log_belief_ratio == pytest.approx(full.log_belief_ratio, abs=1e-12)
             assert one.verdict != "PA (certified)"

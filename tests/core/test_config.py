@@ -41,8 +41,13 @@ audit:
   full_on: [end]
   exposure: {references: 512, references_per_name: 64}
   prior_aware: {prefixes: 100, m: 1e-3, n: 20}
+  extraction: {budgets: [1, 100, 10000], temperature: 0.7, top_k: null, top_p: 0.9}
+  records: {file: sample.jsonl, held_out: held_out.jsonl, prefix_tokens: 32, suffix_tokens: 16, max_records: 50, max_edits: 3,
+    contexts: [8, 16], offsets: [64]}
+  membership: {scores: [loss, zlib, reference], reference: base}
   batch_size: 8
   on_error: raise
+dp: {epsilon: 8, delta: 1e-6}
 tracking: {wandb: off}
 output: memguard_audit
 """
@@ -81,7 +86,14 @@ def test_a_whole_file_is_read_with_every_key(tmp_path: Path) -> None:
     assert config.audit.every is not None
     assert config.audit.every.steps == 100
     assert config.audit.prior_aware is not None
-    assert config.audit.prior_aware.m == 1e-3
+    assert (config.audit.prior_aware.m, config.audit.prior_aware.n) == (1e-3, 20.0)
+    assert config.audit.extraction is not None
+    assert (config.audit.extraction.budgets, config.audit.extraction.top_k) == ((1, 100, 10_000), None)
+    assert (config.audit.records.file, config.audit.records.suffix_tokens) == (Path("sample.jsonl"), 16)
+    assert config.audit.membership is not None
+    assert config.audit.membership.reference == Path("base")
+    assert config.dp is not None
+    assert (config.dp.epsilon, config.dp.delta) == (8.0, 1e-6)
     assert config.tracking.wandb == "off"
     assert config.canaries.formats[1].secret.size == 10**15
 
@@ -93,6 +105,26 @@ def test_formats_alone_are_enough_and_the_rest_has_its_defaults() -> None:
     assert config.audit.exposure.references == 16_384
     assert config.audit.on == ("start", "save", "end")
     assert config.plan == Path("_memguard/plan.json")
+    assert config.canaries.has_probe
+    assert config.canaries.planted_control is None
+    assert config.audit.prior_aware is not None
+    assert config.audit.prior_aware.n == "calibrated"
+
+
+def test_a_positive_control_is_a_probe_planted_or_none() -> None:
+    probe = parse_config(set_at(LEAST, "canaries.positive_control", "probe")).canaries
+    planted = parse_config(set_at(LEAST, "canaries.positive_control", {"in_training": {}})).canaries
+    none = parse_config(set_at(LEAST, "canaries.positive_control", None)).canaries
+    assert [one.has_probe for one in (probe, planted, none)] == [True, False, False]
+    assert [one.planted_control is not None for one in (probe, planted, none)] == [False, True, False]
+    message = refusal(set_at(LEAST, "canaries.positive_control", "prob"))
+    assert "positive_control must be probe, in_training with its numbers, or null" in message
+
+
+def test_a_reference_score_and_a_reference_model_need_each_other() -> None:
+    for membership in ({"scores": ["reference"]}, {"scores": ["loss"], "reference": "base"}):
+        message = refusal(LEAST | {"audit": {"membership": membership}})
+        assert "the score 'reference' and the checkpoint 'reference' need each other" in message
 
 
 def test_parts_that_may_be_absent_can_be_switched_off() -> None:
@@ -187,8 +219,8 @@ def test_a_key_of_a_later_version_is_refused_by_name(path: str) -> None:
 
 
 def test_all_keys_of_a_later_version_are_named_together() -> None:
-    message = refusal(LEAST | {"dp": {"epsilon": 8}, "gate": {}, "tracking": {"tensorboard": True}})
-    for path in ("dp", "gate", "tracking.tensorboard"):
+    message = refusal(LEAST | {"audit": {"propensity": {}}, "gate": {}, "tracking": {"tensorboard": True}})
+    for path in ("audit.propensity", "gate", "tracking.tensorboard"):
         assert f"'{path}'" in message
 
 
@@ -215,6 +247,16 @@ def test_no_key_of_a_later_version_is_one_that_is_read() -> None:
         ("canaries.tiers", {4: 0}, "tiers must map repetitions of at least 1"),
         ("canaries.tiers", {4: -1}, "tiers must map repetitions of at least 1"),
         ("canaries.controls", -1, "greater than or equal to 0"),
+        ("audit.prior_aware.n", "calibrate", "calibrated"),
+        ("audit.extraction.top_p", 0.0, "greater than 0"),
+        ("audit.extraction.top_k", 0, "greater than or equal to 1"),
+        ("audit.extraction.temperature", 0.0, "greater than 0"),
+        ("audit.extraction.budgets", [0], "greater than or equal to 1"),
+        ("audit.records.max_edits", -1, "greater than or equal to 0"),
+        ("audit.records", {"contexts": [50]}, "contexts must be shorter than prefix_tokens, 50"),
+        ("audit.membership.scores", [], "at least 1"),
+        ("audit.membership.scores", ["min-k"], "min_k"),
+        ("dp.epsilon", 0.0, "greater than 0"),
         ("canaries.max_share", 0.0, "greater than 0"),
         ("canaries.max_share", 1.0, "less than 1"),
         ("canaries.max_share", float("nan"), "less than 1"),

@@ -20,7 +20,7 @@ from scipy import stats
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from memguard.canaries.drawing import draw_plan, draw_secrets
+from memguard.canaries.drawing import draw_plan, draw_secrets, plan_differences
 from memguard.canaries.encoding import SecretEncoder, tokenizer_digest
 from memguard.canaries.formats import AlphabetSpace, CanaryFormat, DigitsSpace, LuhnSpace, TokensSpace, WordsSpace
 from memguard.canaries.plan import CanaryPlan, PlannedCanary, Randomness, load_plan
@@ -33,7 +33,9 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
 
 
 def settings(*formats: CanaryFormat, **fields: Any) -> CanarySettings:
+    planted = PositiveControlSettings(in_training=InTrainingControl())
     defaults: dict[str, Any] = {"seed": 7, "tiers": {1: 3, 4: 2}, "controls": 5, "formats": formats or (PIN, CARD)}
+    defaults["positive_control"] = planted
     return CanarySettings(**(defaults | fields))
 
 
@@ -113,7 +115,12 @@ def test_a_space_with_too_few_secrets_left_is_refused(tokenizer: Any) -> None:
 
 
 def test_positive_controls_can_be_left_out_or_set(tokenizer: Any) -> None:
-    assert not any(one.positive_control for one in draw_plan(settings(positive_control=None), tokenizer).formats)
+    without = draw_plan(settings(positive_control=None), tokenizer)
+    assert not any(one.positive_control for one in without.formats)
+    probe = draw_plan(settings(positive_control=PositiveControlSettings()), tokenizer)
+    assert not any(one.positive_control for one in probe.formats)
+    assert (without.probe, probe.probe, draw_plan(settings(), tokenizer).probe) == (False, True, False)
+    assert plan_differences(probe, settings(positive_control=None)) == ["positive_control"]
     three = PositiveControlSettings(in_training=InTrainingControl(count=3, repetitions=9))
     found = [one for one in draw_plan(settings(CARD, positive_control=three), tokenizer).canaries if one.tier == 9]
     assert [one.role for one in found] == ["positive_control"] * 3

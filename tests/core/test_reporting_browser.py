@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_reporting_samples import make_report
+from test_reporting_samples import make_full_report, make_report
 
 from memguard.reporting.html import render_html
 
@@ -34,14 +35,15 @@ PROBE = """<script>addEventListener('load', () => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_draws_the_page_without_a_network_or_overflow(width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "figures"), [(make_report, 2), (make_full_report, 3)])
+def test_a_browser_draws_the_page_without_a_network_or_overflow(make: Any, figures: int, width: int, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         if os.environ.get("MEMGUARD_NEED_BROWSER"):
             pytest.fail("MEMGUARD_NEED_BROWSER is set and no chromium was found.")
         pytest.skip("no chromium on this machine")
     page = tmp_path / "report.html"
-    page.write_text(render_html(make_report()).replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    page.write_text(render_html(make()).replace("</body>", PROBE + "</body>"), encoding="utf-8")
     profile = tmp_path / "profile"
     command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},2000", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -49,5 +51,5 @@ def test_a_browser_draws_the_page_without_a_network_or_overflow(width: int, tmp_
     assert found, done.stdout[:500] + done.stderr[-2000:]
     wide, drawn, asked = map(int, found.groups())
     assert wide <= 0
-    assert drawn >= 1
+    assert drawn == figures
     assert asked == 0

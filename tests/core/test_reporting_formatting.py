@@ -9,19 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.reporting import formatting, markdown, plots
+from memguard.reporting import formatting, markdown, parts, plots, wording
 from memguard.reporting.formatting import (
     show_count,
     show_interval,
     show_number,
     show_percent,
     show_rank,
+    show_share_interval,
+    show_tries,
     show_value,
     show_yes_no,
 )
 
 
-@pytest.mark.parametrize("module", [formatting, markdown, plots])
+@pytest.mark.parametrize("module", [formatting, markdown, parts, plots, wording])
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0
@@ -85,3 +87,20 @@ def test_a_share_is_shown_in_percent() -> None:
 
 def test_truth_is_shown_in_words() -> None:
     assert (show_yes_no(True), show_yes_no(False)) == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("log10", "text"),
+    [(0.0, "1.0 tries"), (0.99, "9.8 tries"), (1.0, "10^1.0 tries"), (3.24, "10^3.2 tries"), (45.0, "10^45.0 tries")],
+)
+def test_expected_tries_are_a_count_below_ten_and_a_power_above(log10: float, text: str) -> None:
+    assert show_tries(log10) == text
+
+
+def test_a_secret_that_is_never_written_takes_no_number_of_tries() -> None:
+    assert show_tries(None) == "never"
+
+
+def test_an_interval_of_a_share_is_in_percent_and_whole_or_none() -> None:
+    assert show_share_interval(0.0, 0.0582) == "0% to 5.82%"
+    assert show_share_interval(0.1, None) == show_share_interval(None, 0.1) == "no interval"

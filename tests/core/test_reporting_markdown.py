@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_reporting_samples import canary_row, make_decision, make_report
+from test_reporting_samples import canary_row, make_bare_report, make_decision, make_full_report, make_records, make_report
 
 from memguard.audit.report import LIMITS
 from memguard.errors import InputError
@@ -88,3 +88,37 @@ def test_a_decision_on_another_step_is_refused_in_markdown() -> None:
     other = make_decision(report, subject=report.subject.model_copy(update={"global_step": 7}))
     with pytest.raises(InputError, match="Give the decision that the gate wrote for this report"):
         render_markdown(report, other)
+
+
+def test_a_full_report_has_a_compact_block_for_each_part() -> None:
+    report = make_full_report()
+    text = render_markdown(report, make_decision(report))
+    tables = tables_of(text)
+    assert len(tables) == 9
+    for table in tables:
+        assert len({len(row) for row in table}) == 1
+        assert all(re.fullmatch(r"-{3,}:?", cell) for cell in table[1])
+    for line in (
+        "| 16 | 100 | 6 | 35.2% | 17.6% to 55.2% | 2 | 8.80% to 65.2% |",
+        "Greedy continuations of 3 prompts hold 2 canaries and 0 controls; chance of a match at most 4.20×10⁻¹³.",
+        "| canaries | 18 | 6 | 3 | 2 | 1 | 0 | 33.3% | 4.33% to 88.2% |",
+        "| records | 40 | 5 | 3 | 2 | 0 | 0 | 40.0% | 5.27% to 88.2% |",
+        "Belief-ratio threshold n: card 12.5 (95% quantile), pin 10.0 (given), records 12.5 (95% quantile).",
+        "| members | 40 | 7 | 5 | 12.5% | 4.20% to 26.8% | 6 |",
+        "| held out | 30 | 7 | 0 | 0% | 0% to 11.6% | 1 |",
+        "| loss | 0.553 | 0.512 to 0.593 | 0.00490 | 15.2% (7.60% to 25.2%) | 2.10% (1.05% to 12.1%) |",
+        "| refused: 0.750% is the least |",
+        "Epsilon of one record is at least **0.223** at 95.0% confidence; no attack with 30 guesses shows more than 2.25.",
+        "p-value 1.00, not testable with so few guesses, not comparable since canaries did not enter as records.",
+        "| card | 1 | 29 | 31 | 4.75 | 3.50 to 6.00 | 0.00100 |",
+    ):
+        assert line in text
+    assert len(text.splitlines()) < 140
+
+
+def test_markdown_holds_no_block_of_a_part_that_was_not_measured() -> None:
+    assert render_markdown(make_bare_report()) == render_markdown(make_report())
+    alone = make_bare_report(records=make_records(held_out=None, prior_aware=None, threshold=None))
+    heads = [line for line in render_markdown(alone).splitlines() if line.startswith("### ")]
+    assert heads[2:-1] == ["### Real records"]
+    assert "held out" not in render_markdown(alone)

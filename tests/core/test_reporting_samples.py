@@ -25,6 +25,10 @@ from memguard.audit.report import (
     TrendPoint,
     load_report,
 )
+from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow, SamplerSettings, TierCurve
+from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
+from memguard.audit.report_privacy import Counterfactual, Privacy
+from memguard.audit.report_records import PriorAwareCounts, PromptRow, PromptSlope, RecordRow, Records, RecordSet, Threshold
 
 REFERENCES = 1024
 SPACE = 10**15
@@ -89,6 +93,7 @@ def prior_aware(verdict: str, ratio: float | None) -> PriorAware:
     """A Prior-Aware annotation."""
     return PriorAware(
         verdict=verdict,
+        n=10.0,
         log_prob=-1.5,
         prior_log_prob=None if ratio is None else -1.5 - ratio,
         log_belief_ratio=ratio,
@@ -222,6 +227,278 @@ def earlier_points() -> list[TrendPoint]:
     ]
 
 
+def curve_points(shares: list[float], *, n: int) -> list[ExtractionPointRow]:
+    """Points at 1, 100 and 10,000 queries with these expected shares."""
+    return [
+        ExtractionPointRow(
+            num_queries=budget,
+            n=n,
+            expected_share=share,
+            expected_low=share / 2,
+            expected_high=min(1.0, share + 0.2),
+            num_discoverable=int(n * share),
+            discoverable_low=share / 4,
+            discoverable_high=min(1.0, share + 0.3),
+            likely=0.9,
+            confidence=0.95,
+        )
+        for budget, share in zip((1, 100, 10_000), shares, strict=True)
+    ]
+
+
+def make_extraction(**changes: Any) -> Extraction:
+    """Curves of the tiers of the sample report, and continuations that held 2 of its 18 canaries."""
+    shares = {1: [0.0, 0.0, 0.0], 4: [0.0, 0.011, 0.043], 16: [0.181, 0.352, 0.517]}
+    values: dict[str, Any] = {
+        "sampler": SamplerSettings(),
+        "curves": [TierCurve(tier=tier, points=curve_points(found, n=6)) for tier, found in shares.items()],
+        "num_prompts": 3,
+        "num_found": 2,
+        "num_controls_found": 0,
+        "chance_of_match": 4.2e-13,
+    }
+    return Extraction(**{**values, **changes})
+
+
+def with_full_figures(row: CanaryRow) -> CanaryRow:
+    """A row with what a full audit with a start adds: tries, prompts, and what training added."""
+    if row.log_prob is None:
+        return row
+    found = {"c0644": ["trained tokens", "text"], "c0645": ["another prompt"]}.get(row.id, [])
+    never = row.id == "c0064"  # the first canary of tier 1
+    extraction = CanaryExtraction(
+        log_prob_sampled=None if never else row.log_prob,
+        log10_expected_tries=None if never else -row.log_prob / math.log(10),
+        found_by=found,
+    )
+    calibrated = exposure_of(11.5) if row.id == "c0640" else row.exposure
+    above = {"log_ratio_above_controls": 16.3} if row.id == "c0640" else {}
+    annotation = row.prior_aware.model_copy(update=above) if row.prior_aware is not None else None
+    changes = {"extraction": extraction, "start_log_prob": -33.3, "calibrated": calibrated, "prior_aware": annotation}
+    return row.model_copy(update=changes)
+
+
+def make_counts(**changes: Any) -> PriorAwareCounts:
+    """18 canaries, of 6 extractable ones 3 PA, 2 common, 1 undecided."""
+    values: dict[str, Any] = {
+        "n": 18,
+        "num_extractable": 6,
+        "num_pa": 3,
+        "num_common": 2,
+        "num_undecided": 1,
+        "num_not_measured": 0,
+        "common_share": 2 / 6,
+        "common_low": 0.0433,
+        "common_high": 0.882,
+        "confidence": 0.95,
+    }
+    return PriorAwareCounts(**{**values, **changes})
+
+
+def calibrated_threshold(targets: str, **changes: Any) -> Threshold:
+    """A 95% quantile over 24 never-trained targets, with an open upper end."""
+    values: dict[str, Any] = {
+        "method": "quantile",
+        "n": 12.5,
+        "quantile": 0.95,
+        "low": 4.25,
+        "confidence": 0.95,
+        "num_targets": 24,
+        "mean_log_ratio": 1.15,
+    }
+    return Threshold(targets=targets, **{**values, **changes})
+
+
+def record_row(line: int, ratio: float | None = None, *, is_greedy: bool = False, **changes: Any) -> RecordRow:
+    """A record with a verdict where it has a ratio: PA above the sample's threshold, else common."""
+    verdict = "not extractable" if ratio is None else "PA (certified)" if ratio > math.log(12.5) else "common (estimate)"
+    values: dict[str, Any] = {
+        "num_prefix_tokens": 50,
+        "num_tokens": 50,
+        "log_prob": -2.5 if is_greedy else -60.0 - line,
+        "is_greedy": is_greedy,
+        "log_prob_sampled": -1.75 if is_greedy else None,
+        "log_prob_near": -1.25 if is_greedy else None,
+        "verdict": verdict,
+        "log_belief_ratio": ratio,
+        "low": None if ratio is None else ratio - 0.5,
+        "high": None,
+    }
+    return RecordRow(line=line, **{**values, **changes})
+
+
+def record_set(rows: list[RecordRow], shares: list[float], **changes: Any) -> RecordSet:
+    """Records of one kind."""
+    greedy = sum(row.is_greedy for row in rows)
+    values: dict[str, Any] = {
+        "n": len(rows),
+        "num_too_short": 7,
+        "num_greedy": greedy,
+        "greedy_share": greedy / len(rows),
+        "greedy_low": 0.042,
+        "greedy_high": 0.268,
+        "confidence": 0.95,
+        "curve": curve_points(shares, n=len(rows)),
+        "num_near": greedy + 1,
+        "rows": rows,
+    }
+    return RecordSet(**{**values, **changes})
+
+
+def make_records(**changes: Any) -> Records:
+    """40 members of which 5 are greedy (3 PA, 2 common), 30 held-out records of which none is."""
+    ratios = [20.5, 31.25, 9.5, 0.25, 1.5]
+    members = [record_row(2 * i + 1, ratio, is_greedy=True) for i, ratio in enumerate(ratios)]
+    members += [record_row(2 * i + 1) for i in range(5, 40)]
+    held_out = [record_row(i + 1, verdict=None) for i in range(30)]
+    values: dict[str, Any] = {
+        "prefix_tokens": 50,
+        "suffix_tokens": 50,
+        "max_edits": 3,
+        "prompts": [
+            PromptRow(prefix_tokens=p, offset=o, n=40, num_greedy=g, share=g / 40, low=0.01, high=0.5, mean_log_prob=-20.5)
+            for p, o, g in ((16, 0, 1), (32, 0, 3), (50, 0, 5), (50, 64, 2))
+        ],
+        "prompt_slopes": [
+            PromptSlope(against="prefix_tokens", slope=0.2, low=0.1, high=0.3, confidence=0.95, r_squared=0.98, n=3)
+        ],
+        "members": record_set(members, [0.094, 0.125, 0.131]),
+        "held_out": record_set(held_out, [0.0, 0.0, 0.004], greedy_low=0.0, greedy_high=0.116),
+        "prior_aware": make_counts(n=40, num_extractable=5, num_undecided=0, common_share=0.4, common_low=0.0527),
+        "threshold": calibrated_threshold("records", n=12.5),
+        "num_excluded_prefixes": 4,
+    }
+    return Records(**{**values, **changes})
+
+
+def tpr_point(max_fpr: float, tpr: float | None) -> TprPoint:
+    """A rate, or a refusal where there are 400 non-members and 3 / 400 is above the rate."""
+    refused = max_fpr < 3 / 400
+    figures: dict[str, float | None] = dict.fromkeys(("fpr", "fpr_low", "fpr_high", "tpr", "tpr_low", "tpr_high"))
+    if not refused and tpr is not None:
+        figures = {
+            "fpr": max_fpr / 2,
+            "fpr_low": max_fpr / 8,
+            "fpr_high": max_fpr * 2,
+            "tpr": tpr,
+            "tpr_low": tpr / 2,
+            "tpr_high": tpr + 0.1,
+        }
+    return TprPoint(max_fpr=max_fpr, is_refused=refused, achievable_fpr=3 / 400, **figures)
+
+
+def make_membership(*, is_shift: bool = False, **changes: Any) -> Membership:
+    """400 members and as many others; loss tells them apart a little, Min-K%++ better, the reference is undefined."""
+    sizes = {"confidence": 0.95, "n_members": 400, "n_non_members": 400}
+    rates = {"loss": [0.152, 0.021, None], "min_k_plus_plus": [0.243, 0.041, None]}
+    figures = {"loss": (0.553, 0.512, 0.593, 0.0049), "min_k_plus_plus": (0.618, 0.577, 0.657, 1.2e-8)}
+    scores = [
+        MembershipScore(
+            name=name,
+            auroc=figures[name][0],
+            low=figures[name][1],
+            high=figures[name][2],
+            p_value=figures[name][3],
+            tpr=[tpr_point(rate, tpr) for rate, tpr in zip((0.1, 0.01, 0.001), rates[name], strict=True)],
+            **sizes,
+        )
+        for name in ("loss", "min_k_plus_plus")
+    ]
+    nothing: dict[str, Any] = dict.fromkeys(("auroc", "low", "high", "p_value"))
+    points = [tpr_point(rate, None) for rate in (0.1, 0.01, 0.001)]
+    scores.append(MembershipScore(name="reference", num_undefined_samples=2, tpr=points, **nothing, **sizes))
+    shift = ShiftCheck(
+        auroc=0.731 if is_shift else 0.507,
+        low=0.688 if is_shift else 0.464,
+        high=0.774 if is_shift else 0.551,
+        confidence=0.95,
+        p_value=0.001 if is_shift else 0.38,
+        detectable_auroc=0.543,
+        length_p_value=0.47,
+        median_length_members=812.0,
+        median_length_non_members=797.5,
+        num_duplicate_members=1,
+        num_duplicate_non_members=0,
+        num_shared=2,
+        num_used_members=397,
+        num_used_non_members=398,
+        is_shift=is_shift,
+    )
+    values: dict[str, Any] = {
+        "label": "distribution shift, not membership" if is_shift else "membership",
+        "scores": scores,
+        "shift": shift,
+        "reference": True,
+        "max_tokens": 512,
+        "num_tokens": 120_345,
+        "num_undefined_tokens": 17,
+        "notes": ["31 samples were cut to 512 tokens."],
+    }
+    return Membership(**{**values, **changes})
+
+
+def make_privacy(**changes: Any) -> Privacy:
+    """60 coins, 22 of 30 guesses right; 30 right guesses could show 2.25 (q = .05^(1/30) = .90498, log(q / (1 - q)))."""
+    values: dict[str, Any] = {
+        "epsilon_lower_bound": 0.223,
+        "cap": 2.2538,
+        "significance": 0.05,
+        "delta": 1e-6,
+        "num_coins": 60,
+        "num_guesses": 30,
+        "num_correct": 22,
+        "num_tied": 1,
+        "repetitions": 1,
+        "stated_epsilon": 8.0,
+        "p_value": 1.0,
+        "min_attainable_p": 0.99,
+        "is_testable": False,
+        "num_guesses_needed": 8932,
+        "method": "binomial, Steinke et al. 2023",
+        "flags": ["ties"],
+        "score": "log p - log p at step 0, standardised within format",
+        "is_comparable": False,
+        "notes": ["Canaries of tiers 4, 16 are left out: tiers are never pooled."],
+    }
+    return Privacy(**{**values, **changes})
+
+
+def make_counterfactual() -> list[Counterfactual]:
+    """One tier that was measured, and one that is undefined."""
+    known = {"difference": 4.75, "low": 3.5, "high": 6.0, "p_value": 0.001, "min_attainable_p": 0.0002}
+    sizes = {"format": "card", "confidence": 0.95}
+    unknown: dict[str, Any] = dict.fromkeys(known)
+    return [
+        Counterfactual(tier=1, n_in=29, n_out=31, method="log p less log p at step 0; Welch", **known, **sizes),
+        Counterfactual(tier=4, n_in=5, n_out=1, method="undefined: fewer than two canaries on a side", **unknown, **sizes),
+    ]
+
+
+def make_full_report(**changes: Any) -> AuditReport:
+    """The sample report with every part that an audit can hold."""
+    report = make_report(with_prior_aware=True)
+    values: dict[str, Any] = {
+        "is_full": True,
+        "canaries": [with_full_figures(row) for row in report.canaries],
+        "procedure": report.procedure.model_copy(update={"num_parameters": 124_439_808}),
+        "plan": report.plan.model_copy(update={"inclusion": "coin"}),
+        "positive_control": PositiveControl(kind="probe", n=2, mean_num_seen=None, best_p_value=3e-9, detected=True),
+        "prior_aware": make_counts(),
+        "prior_aware_thresholds": [calibrated_threshold("card"), Threshold(targets="pin", n=10.0, method="given")],
+        "extraction": make_extraction(),
+        "records": make_records(),
+        "membership": make_membership(),
+        "privacy": make_privacy(),
+        "counterfactual": make_counterfactual(),
+    }
+    return report.model_copy(update={**values, **changes})
+
+
+def make_bare_report(**changes: Any) -> AuditReport:
+    """A full audit that had data for nothing beside exposure."""
+    return make_report(is_full=True, **changes)
+
+
 def make_decision(report: AuditReport, **changes: Any) -> Decision:
     """A block on extraction, with the controls' test passed."""
     values: dict[str, Any] = {
@@ -266,7 +543,17 @@ def make_decision(report: AuditReport, **changes: Any) -> Decision:
     return Decision(**{**values, **changes})
 
 
-def test_the_sample_report_survives_a_round_trip_through_json(tmp_path: Path) -> None:
-    report = make_report(with_failed_canary=True, with_prior_aware=True)
-    report.save(tmp_path / "report.json")
-    assert load_report(tmp_path / "report.json") == report
+def test_the_sample_reports_survive_a_round_trip_through_json(tmp_path: Path) -> None:
+    for report in (make_report(with_failed_canary=True, with_prior_aware=True), make_full_report(), make_bare_report()):
+        report.save(tmp_path / "report.json")
+        assert load_report(tmp_path / "report.json") == report
+
+
+def test_the_full_sample_report_holds_every_part_that_a_report_can_hold() -> None:
+    report = make_full_report()
+    assert not [name for name, value in report if value in (None, [], {}) and name != "invalid_reasons"]
+    row = next(row for row in report.canaries if row.id == "c0640")
+    assert not [name for name, value in row if value is None]
+    assert not [
+        name for part in (report.records, report.membership, report.privacy) for name, value in part or () if value is None
+    ]

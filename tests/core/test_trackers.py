@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,17 @@ from typing import Any
 
 import pytest
 from offline_wandb import OfflineRun
-from test_reporting_samples import TIER_BITS, canary_row, make_report
+from test_reporting_samples import (
+    TIER_BITS,
+    canary_row,
+    make_bare_report,
+    make_counts,
+    make_full_report,
+    make_membership,
+    make_privacy,
+    make_records,
+    make_report,
+)
 
 from memguard.audit.report import AuditReport, PositiveControl, Subject, TrendPoint
 from memguard.errors import InputError
@@ -69,6 +80,47 @@ def test_what_was_not_measured_is_left_out_of_the_metrics() -> None:
 def test_prior_aware_findings_are_counted_when_measured() -> None:
     assert "memguard/prior_aware_count" not in flatten_metrics(make_report())
     assert flatten_metrics(make_report(with_prior_aware=True))["memguard/prior_aware_count"] == 1.0
+
+
+def test_a_full_audit_adds_a_trend_for_every_part() -> None:
+    added = {
+        name: value for name, value in flatten_metrics(make_full_report()).items() if name not in flatten_metrics(make_report())
+    }
+    assert added == {
+        "memguard/prior_aware_count": 1.0,
+        "memguard/extraction_found_count": 2.0,
+        **{f"memguard/extraction_expected_share/tier_1/queries_{budget}": 0.0 for budget in (1, 100, 10_000)},
+        "memguard/extraction_expected_share/tier_4/queries_1": 0.0,
+        "memguard/extraction_expected_share/tier_4/queries_100": 0.011,
+        "memguard/extraction_expected_share/tier_4/queries_10000": 0.043,
+        "memguard/extraction_expected_share/tier_16/queries_1": 0.181,
+        "memguard/extraction_expected_share/tier_16/queries_100": 0.352,
+        "memguard/extraction_expected_share/tier_16/queries_10000": 0.517,
+        "memguard/prior_aware_common_share/canaries": 2 / 6,
+        "memguard/prior_aware_common_share/records": 0.4,
+        "memguard/records_greedy_share/members": 0.125,
+        "memguard/records_greedy_share/held_out": 0.0,
+        "memguard/membership_is_shift": 0.0,
+        "memguard/membership_auroc/loss": 0.553,
+        "memguard/membership_auroc/min_k_plus_plus": 0.618,
+        "memguard/epsilon_lower_bound": 0.223,
+        "memguard/epsilon_cap": 2.2538,
+    }
+
+
+def test_parts_without_a_figure_have_no_trend() -> None:
+    assert flatten_metrics(make_bare_report()) == flatten_metrics(make_report())
+    nothing = make_counts(common_share=None)
+    alone = make_bare_report(prior_aware=nothing, records=make_records(held_out=None, prior_aware=nothing))
+    assert set(flatten_metrics(alone)) - set(flatten_metrics(make_report())) == {"memguard/records_greedy_share/members"}
+    assert flatten_metrics(make_bare_report(membership=make_membership(is_shift=True)))["memguard/membership_is_shift"] == 1.0
+
+
+def test_a_figure_that_is_not_finite_is_never_logged(tmp_path: Path) -> None:
+    broken = make_bare_report(privacy=make_privacy().model_copy(update={"epsilon_lower_bound": math.nan, "cap": math.inf}))
+    assert flatten_metrics(broken) == flatten_metrics(make_report())
+    JsonlTracker(tmp_path / "history.jsonl").log(broken)
+    assert len(read_history(tmp_path / "history.jsonl")) == 1
 
 
 def test_each_audit_is_one_json_line_with_the_points_of_its_curves(tmp_path: Path) -> None:
@@ -178,6 +230,28 @@ def test_a_real_wandb_run_keeps_every_audit_with_its_own_step_axis(offline: Call
     assert written.summary["memguard/exposure_max"] == {"max": 49.8, "last": 49.8}
 
 
+def test_a_full_audit_reads_back_from_history_and_from_a_real_wandb_run(offline: Callable[[str], Any], tmp_path: Path) -> None:
+    report = make_full_report()
+    history = JsonlTracker(tmp_path / "history.jsonl")
+    history.log(report)
+    with offline(""):
+        tracker = WandbTracker()
+        tracker.log(report)
+        tracker.log_table(report)
+    metrics = flatten_metrics(report)
+    assert read_history(history.path)[0]["metrics"] == metrics
+    written = OfflineRun(tmp_path)
+    (row,) = [row for row in written.history if "memguard/valid" in row]
+    assert {name: value for name, value in row.items() if name.startswith("memguard/")} == metrics
+    assert set(metrics) <= set(written.metrics)
+    (row,) = [row for row in written.history if "memguard/canaries/path" in row]
+    table = json.loads((written.folder / "files" / row["memguard/canaries/path"]).read_text())
+    found = {line[0]: dict(zip(COLUMNS, line, strict=True)) for line in table["data"]}
+    assert found["c0644"]["found_by"] == "trained tokens, text"
+    assert found["c0640"]["calibrated_exposure_bits"] == 11.5
+    assert found["c0064"]["log10_expected_tries"] is None
+
+
 def test_a_real_wandb_run_keeps_the_table_of_canaries(offline: Callable[[str], Any], tmp_path: Path) -> None:
     report = at_step(800, with_prior_aware=True)
     with offline(""):
@@ -190,6 +264,7 @@ def test_a_real_wandb_run_keeps_the_table_of_canaries(offline: Callable[[str], A
     assert [line[0] for line in table["data"]] == [one.id for one in report.canaries]
     found = dict(zip(COLUMNS, table["data"][0], strict=True))
     assert (found["exposure_bits"], found["prior_aware"], found["log_belief_ratio"]) == (0.4, "not extractable", None)
+    assert (found["calibrated_exposure_bits"], found["log10_expected_tries"], found["found_by"]) == (None, None, "not measured")
 
 
 def test_each_wandb_run_gets_its_own_definitions(offline: Callable[[str], Any], tmp_path: Path) -> None:

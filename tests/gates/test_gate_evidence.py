@@ -140,8 +140,8 @@ def test_a_judged_format_without_controls_is_no_evidence(report, make_report, ch
 @pytest.mark.parametrize(
     ("updates", "match"),
     [
-        ({"positive_control__kind": "none"}, "no canary was planted to be memorised"),
-        ({"positive_control__n": 0}, "no canary was planted to be memorised"),
+        ({"positive_control__kind": "none"}, "nothing was learnt or planted to be memorised"),
+        ({"positive_control__n": 0}, "nothing was learnt or planted to be memorised"),
         ({"positive_control__best_p_value": None}, "no finite p-value"),
         ({"positive_control__best_p_value": math.nan}, "no finite p-value"),
         ({"positive_control__detected": False}, "were not seen"),
@@ -150,6 +150,24 @@ def test_a_judged_format_without_controls_is_no_evidence(report, make_report, ch
 )
 def test_a_positive_control_that_was_not_seen_is_no_evidence(report, change, failing, updates, match):
     assert match in failing(change(report, **updates)).reason.lower()
+
+
+def test_an_audit_that_was_not_full_has_no_probe_and_says_what_to_do(report, change, failing):
+    short = change(report, positive_control__kind="none", plan__num_positive_controls=0)
+    bare = short.model_copy(update={"canaries": [row for row in short.canaries if row.role != "positive_control"]})
+    assert "not a full audit: audit the checkpoint with `memguard audit`" in failing(bare).reason
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("probe", "in_training"), ("in_training", "probe")])
+def test_the_other_kind_of_positive_control_is_not_what_the_policy_asks_for(report, change, make_policy, kind, wanted):
+    other = change(report, positive_control__kind=kind)
+    result = next(
+        one for one in decide(other, make_policy(evidence={"positive_control": wanted})).evidence if "seen" in one.name
+    )
+    assert result.outcome == "invalid"
+    assert f"of the kind {kind}, and the policy asks for {wanted}" in result.reason
+    same = next(one for one in decide(other, make_policy(evidence={"positive_control": kind})).evidence if "seen" in one.name)
+    assert same.outcome == "pass"
 
 
 def test_the_positive_control_says_how_it_was_seen(report, policy):

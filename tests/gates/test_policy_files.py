@@ -92,11 +92,7 @@ def test_a_policy_is_frozen(load):
         ),
         (BASE + "comparable: design\n", "comparable: 'design' is not implemented in this version; use plan"),
         (BASE + "comparable: both\n", "comparable: must be 'plan'"),
-        (
-            BASE + "evidence: {positive_control: probe}\n",
-            "'probe' is not implemented in this version; use any, in_training or none",
-        ),
-        (BASE + "evidence: {positive_control: yes}\n", "positive_control: must be 'any', 'in_training' or 'none'"),
+        (BASE + "evidence: {positive_control: yes}\n", "positive_control: must be 'any', 'probe', 'in_training' or 'none'"),
         (BASE + "evidence: {min_canaries: 0}\n", "min_canaries: must be greater than or equal to 1"),
         (BASE + "evidence: {min_canaries: 4.5}\n", "min_canaries: must be a valid integer"),
         (BASE + "evidence: {ledger_exact: 'no'}\n", "ledger_exact: must be a valid boolean"),

@@ -1,0 +1,255 @@
+"""What a full audit measures beside exposure: extraction, Prior-Aware memorisation, real records, membership, the probe.
+
+Each part needs data of its own and is left *not measured* without it; a part whose data cannot carry it says so in a notice.
+A score that is not finite makes the whole audit invalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memguard.audit.calibration import FALLBACK, calibrate, given_threshold
+from memguard.audit.config import AuditSettings
+from memguard.audit.extraction import measure_extraction, with_extraction
+from memguard.audit.membership import measure_membership
+from memguard.audit.offline import load_checkpoint
+from memguard.audit.prior import PrefixSource, PriorMeasurement, not_extractable
+from memguard.audit.probe import run_probe
+from memguard.audit.record_sets import count_verdicts, measure_records
+from memguard.audit.records import Record, load_records
+from memguard.audit.report import CanaryRow, PositiveControl, PriorAware
+from memguard.audit.report_extraction import Extraction
+from memguard.audit.report_membership import Membership
+from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
+from memguard.audit.rows import GroupScores
+from memguard.canaries.plan import CanaryPlan
+from memguard.errors import EvidenceError
+from memguard.metrics.distribution_shift import MIN_TEXTS
+from memguard.scoring.audit_mode import audit_mode
+from memguard.scoring.scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a full audit.
+
+    Args:
+        prior: training rows to cut prior prefixes from; None leaves Prior-Aware memorisation *not measured*.
+        members: records of the training data.
+        held_out: records of the same kind, never trained on.
+        reference: checkpoint of a model that never saw the members, for membership inference.
+    """
+
+    prior: PrefixSource | None = None
+    members: Sequence[Record] = ()
+    held_out: Sequence[Record] = ()
+    reference: Path | None = None
+
+
+def load_sources(
+    settings: AuditSettings,
+    tokenizer: Any,
+    *,
+    prior: PrefixSource | None = None,
+    data: Path | None = None,
+    held_out: Path | None = None,
+    reference: Path | None = None,
+) -> Sources:
+    """Read the files that settings or the command line name; the command line goes first.
+
+    Raises:
+        InputError: a file that cannot be read, or a line of it that is no record.
+    """
+    data, held_out = data or settings.records.file, held_out or settings.records.held_out
+    members = load_records(data, tokenizer) if data is not None else []
+    if prior is None and members:
+        prior = PrefixSource(len(members), lambda index: members[index].ids)
+    others = load_records(held_out, tokenizer, what="held-out data") if held_out is not None else []
+    if reference is None and settings.membership is not None:
+        reference = settings.membership.reference
+    return Sources(prior, members, others, reference)
+
+
+@dataclass
+class FullFigures:
+    """What a full audit found; None: not measured."""
+
+    rows: Sequence[CanaryRow]
+    extraction: Extraction | None = None
+    prior_aware: PriorAwareCounts | None = None
+    thresholds: list[Threshold] = field(default_factory=list)
+    records: Records | None = None
+    membership: Membership | None = None
+    positive_control: PositiveControl | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+class FullMeasurement:
+    """One full audit of one model, in audit mode.
+
+    Args:
+        scorer: of the model.
+        plan: the canaries.
+        tokenizer: of the plan.
+        settings: the `audit` part of the configuration.
+        sources: data.
+        tolerance: scores closer than this tie; nats.
+    """
+
+    def __init__(
+        self, scorer: Scorer, plan: CanaryPlan, tokenizer: Any, settings: AuditSettings, sources: Sources, tolerance: float
+    ) -> None:
+        self.scorer, self.plan, self.tokenizer = scorer, plan, tokenizer
+        self.settings, self.sources, self.tolerance = settings, sources, tolerance
+        self.notices: list[str] = []
+        self.prior: PriorMeasurement | None = None
+        if settings.prior_aware is not None and sources.prior is not None:
+            self.prior = PriorMeasurement(
+                scorer,
+                sources.prior,
+                settings.prior_aware,
+                lead_ids=plan.lead_ids,
+                seed=plan.placement_seed,
+                tolerance=tolerance,
+            )
+
+    def measure(self, scored: Sequence[GroupScores], rows: Sequence[CanaryRow]) -> FullFigures:
+        """Everything there is data for.
+
+        Args:
+            scored: canaries and references with their scores, all finite.
+            rows: of the canaries.
+
+        Raises:
+            NonFiniteScoreError: a score that is not finite.
+            ScoringError: the model could not be scored.
+        """
+        figures = FullFigures(rows, notices=self.notices)
+        if self.settings.extraction is not None:
+            groups = [item.group for item in scored]
+            figures.extraction, found, counts = measure_extraction(
+                self.scorer, self.plan, groups, self.tokenizer, self.settings.extraction
+            )
+            figures.rows = with_extraction(rows, found, counts=counts)
+        if self.prior is not None:
+            figures.thresholds = self._thresholds(scored)
+            annotated = self._annotate(scored, {one.targets: one for one in figures.thresholds})
+            figures.rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in figures.rows]
+            figures.prior_aware = count_verdicts([row.prior_aware for row in figures.rows if row.role == "canary"])
+        figures.records = self._records()
+        figures.membership = self._membership()
+        if self.plan.probe:
+            figures.positive_control, notice = run_probe(
+                self.scorer.model.model,
+                self.plan,
+                self.tokenizer,
+                batch_size=self.settings.batch_size,
+                tolerance=self.tolerance,
+            )
+            self.notices += [notice] if notice is not None else []
+        return figures
+
+    def _thresholds(self, scored: Sequence[GroupScores]) -> list[Threshold]:
+        """The belief ratio that makes a canary of each format PA, from its controls; none where no canary is extractable."""
+        assert self.settings.prior_aware is not None
+        assert self.prior is not None
+        n = self.settings.prior_aware.n
+        found = []
+        for one in self.plan.formats:
+            mine = [item for item in scored if item.group.format.name == one.name]
+            targets = [target for item in mine for target in _targets(item)]
+            if not any(self.prior.is_extractable(score) for role, _, score in targets if role != "control"):
+                continue
+            if n != "calibrated":
+                found.append(given_threshold(one.name, n))
+                continue
+            controls = [(span, score) for role, span, score in targets if role == "control"]
+            calibrated = calibrate(self.prior, [c[0] for c in controls], [c[1] for c in controls], targets=one.name)
+            if calibrated is None:
+                if not one.positive_control:
+                    self._note(f"format '{one.name}' has no controls: its Prior-Aware ratio is {FALLBACK:g}, not calibrated.")
+                calibrated = given_threshold(one.name, FALLBACK)
+            found.append(calibrated)
+        return found
+
+    def _annotate(self, scored: Sequence[GroupScores], thresholds: Mapping[str, Threshold]) -> dict[str, PriorAware]:
+        assert self.prior is not None
+        found = {}
+        for item in scored:
+            threshold = thresholds.get(item.group.format.name)
+            for canary, (role, span, score) in zip(item.group.canaries, _targets(item), strict=True):
+                if role == "control":
+                    continue
+                if threshold is None:
+                    found[canary.id] = not_extractable(score)
+                else:
+                    found[canary.id] = _above_controls(self.prior.measure(span, score, n=threshold.n), threshold)
+        return found
+
+    def _records(self) -> Records | None:
+        if not self.sources.members:
+            return None
+        try:
+            found = measure_records(
+                self.scorer,
+                self.sources.members,
+                self.sources.held_out,
+                self.settings,
+                lead_ids=self.plan.lead_ids,
+                seed=self.plan.placement_seed,
+                prior=self.prior,
+            )
+        except EvidenceError as error:
+            self._note(f"records were not measured: {error}")
+            return None
+        wants_calibration = self.settings.prior_aware is not None and self.settings.prior_aware.n == "calibrated"
+        if wants_calibration and found.threshold is not None and found.threshold.method == "given":
+            self._note(f"no held-out record was given: the records' Prior-Aware ratio is {FALLBACK:g}, not calibrated.")
+        return found
+
+    def _membership(self) -> Membership | None:
+        wanted = self.settings.membership
+        if wanted is None or not self.sources.members or not self.sources.held_out:
+            return None
+        few = min(len(self.sources.members), len(self.sources.held_out))
+        if few < MIN_TEXTS:
+            self._note(f"membership was not measured: it needs {MIN_TEXTS} records of each kind at least, got {few}.")
+            return None
+        limit, records = self.scorer.model.max_length, self.settings.records
+        max_tokens = min(limit or 512, max(512, records.prefix_tokens + records.suffix_tokens))
+        with_reference = self.sources.reference is not None and "reference" not in wanted.scores
+        options: dict[str, Any] = {
+            "scores": (*wanted.scores, "reference") if with_reference else wanted.scores,
+            "tokenizer": self.tokenizer,
+            "seed": self.plan.placement_seed,
+            "max_tokens": max_tokens,
+        }
+        if self.sources.reference is None:
+            return measure_membership(self.scorer, self.sources.members, self.sources.held_out, **options)
+        model, tokenizer = load_checkpoint(self.sources.reference)
+        with audit_mode(model) as inner:
+            reference = Scorer(inner, batch_size=self.settings.batch_size)
+            options |= {"reference": reference, "reference_tokenizer": tokenizer}
+            return measure_membership(self.scorer, self.sources.members, self.sources.held_out, **options)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notices:
+            self.notices.append(sentence)
+
+
+def _targets(item: GroupScores) -> list[tuple[str, Any, float]]:
+    """Role, span and score of the planned secrets of a group."""
+    return [
+        (canary.role, span, float(score))
+        for canary, span, score in zip(item.group.canaries, item.group.canary_spans, item.canary_log_probs, strict=True)
+    ]
+
+
+def _above_controls(measured: PriorAware, threshold: Threshold) -> PriorAware:
+    if measured.log_belief_ratio is None or threshold.mean_log_ratio is None:
+        return measured
+    above = measured.log_belief_ratio - threshold.mean_log_ratio
+    return measured.model_copy(update={"log_ratio_above_controls": above})

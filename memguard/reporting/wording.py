@@ -1,0 +1,45 @@
+"""Words for what a report holds as names and settings: the sampler, membership scores, where a threshold comes from."""
+
+from __future__ import annotations
+
+from memguard.audit.report_extraction import SamplerSettings
+from memguard.audit.report_membership import ScoreName
+from memguard.audit.report_records import Threshold
+from memguard.reporting.formatting import show_count, show_number, show_percent
+
+SCORE_NAMES: dict[ScoreName, str] = {
+    "loss": "loss",
+    "zlib": "zlib ratio",
+    "lowercase": "lower-cased",
+    "reference": "reference model",
+    "min_k": "Min-K%",
+    "min_k_plus_plus": "Min-K%++",
+}
+
+
+def describe_sampler(sampler: SamplerSettings) -> str:
+    """What one query does, as a sentence.
+
+    Example:
+        >>> describe_sampler(SamplerSettings(temperature=0.7, top_k=None, top_p=0.95))
+        'One query draws every token at temperature 0.700, from the likeliest tokens that hold 95.0% of the mass.'
+    """
+    likeliest = f"the {show_count(sampler.top_k)} likeliest tokens"
+    mass = f"that hold {show_percent(sampler.top_p)} of the mass"
+    if sampler.top_k is None:
+        kept = "all tokens" if sampler.top_p == 1 else f"the likeliest tokens {mass}"
+    else:
+        kept = likeliest if sampler.top_p == 1 else f"those of {likeliest} {mass}"
+    return f"One query draws every token at temperature {show_number(sampler.temperature)}, from {kept}."
+
+
+def describe_threshold(threshold: Threshold) -> str:
+    """Where a belief-ratio threshold comes from.
+
+    Example:
+        >>> describe_threshold(Threshold(targets="card", n=12.0, method="quantile", quantile=0.95, num_targets=64))
+        '95% quantile'
+    """
+    if threshold.method == "given" or threshold.quantile is None:
+        return "given"
+    return f"{100 * threshold.quantile:g}% quantile"

@@ -1,0 +1,344 @@
+"""A full audit: extraction, calibrated ratios and exposure, real records and coins, on models taught on the spot."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from secret_search import leaks
+from test_audit import NAMED, PIN, config_of, teach
+
+from memguard.audit import AuditRunner, run_audit
+from memguard.audit.config import parse_config
+from memguard.audit.extraction import _chance_of_match
+from memguard.audit.full import Sources
+from memguard.audit.items import build_groups
+from memguard.audit.prior import PrefixSource
+from memguard.audit.records import Record
+from memguard.audit.report import AuditReport, Subject
+from memguard.canaries.drawing import draw_plan
+from memguard.scoring.audit_mode import audit_mode
+from memguard.scoring.sampling import Sampler, score_under_sampler
+from memguard.scoring.scorer import Scorer
+
+BARE = {"positive_control": None}
+START = Subject(kind="live", digest=None, global_step=0, epoch=None)
+
+
+@pytest.fixture(scope="module")
+def taught(tokenizer: Any) -> tuple[Any, Any, Any, set[str]]:
+    """A model that knows two canaries behind their own names by heart."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=512,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+        )
+    )
+    config = config_of(NAMED, PIN, **BARE)
+    plan = draw_plan(config.canaries, tokenizer)
+    known = [canary.id for canary in plan.canaries if canary.format == "own" and canary.role == "canary"][:2]
+    teach(model, plan, tokenizer, config, set(known), steps=120)
+    return model, plan, config, set(known)
+
+
+def test_a_memorised_canary_is_written_and_searched_for_in_every_prompt(taught: Any, tokenizer: Any) -> None:
+    model, plan, config, known = taught
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources())
+    rows = {row.id: row for row in report.canaries}
+    assert report.extraction is not None
+    for one in known:
+        found = rows[one].extraction
+        assert found is not None
+        assert "trained tokens" in found.found_by
+        assert found.log10_expected_tries == pytest.approx(0.0, abs=0.3)
+        assert rows[one].is_extracted
+    others = [row for row in report.canaries if row.id not in known]
+    # The prompts of controls and of unplanted canaries give away what was memorised: nobody else's secret.
+    assert all(row.extraction is not None and not row.extraction.found_by for row in others)
+    assert (report.extraction.num_found, report.extraction.num_controls_found) == (2, 0)
+    assert report.extraction.chance_of_match < 1e-4
+    curve = next(one for one in report.extraction.curves if one.tier == 1)
+    assert [point.num_queries for point in curve.points] == [1, 100, 10_000]
+    assert curve.points[0].n == 8
+
+
+def test_a_secret_is_found_in_the_continuation_of_another_prompt(taught: Any) -> None:
+    from memguard.audit.extraction import _find, _Prompt
+
+    _, plan, _, _ = taught
+    own = [canary for canary in plan.canaries if canary.format == "own"][:2]
+    groups = [SimpleNamespace(canaries=(own[0],)), SimpleNamespace(canaries=(own[1],))]
+    prompts = [_Prompt((1,), 0, "trained tokens"), _Prompt((2,), 0, "text"), _Prompt((3,), 1, "text")]
+    texts = [f" {own[0].secret}.", f"{own[1].secret} and {own[0].secret}", f"0{own[0].secret}"]
+    found = _find(own, groups, prompts, texts)
+    assert found == {own[0].id: ["trained tokens", "text", "another prompt"], own[1].id: ["another prompt"]}
+
+
+def test_the_sampled_chance_of_a_canary_is_that_of_its_span_under_the_sampler(taught: Any, tokenizer: Any) -> None:
+    model, plan, config, _ = taught
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources())
+    spans = {
+        canary.id: span
+        for group in build_groups(plan, tokenizer, config.audit.exposure)
+        for canary, span in zip(group.canaries, group.canary_spans, strict=True)
+    }
+    with audit_mode(model) as inner:
+        scores = score_under_sampler(Scorer(inner), [spans[row.id] for row in report.canaries], Sampler(top_k=40))
+    for row, score in zip(report.canaries, scores.tolist(), strict=True):
+        assert row.extraction is not None
+        if math.isinf(score):
+            assert row.extraction.log_prob_sampled is None
+            assert row.extraction.log10_expected_tries is None
+        else:
+            assert row.extraction.log_prob_sampled == pytest.approx(score, abs=1e-3)
+
+
+def test_a_match_that_chance_explains_is_shown_and_counts_for_nothing(tokenizer: Any) -> None:
+    tiny = {"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}
+    plan = draw_plan(config_of(tiny, **BARE).canaries, tokenizer)
+    canaries = plan.canaries
+    # 20 secrets of a space of 10^9 in texts that hold 3 candidates: 20 * 3 / 10^9
+    assert _chance_of_match(plan, canaries, ["0123456789", "nothing", "987654321"]) == pytest.approx(6e-8)
+    assert _chance_of_match(plan, canaries, ["nothing"]) == 0.0
+
+
+def test_start_scores_give_calibrated_exposure_by_hand(taught: Any, tiny_model: Any, tokenizer: Any) -> None:
+    model, plan, config, known = taught
+    runner = AuditRunner(plan, tokenizer, config.audit)
+    without = runner.run(model)
+    assert all(row.calibrated is None and row.start_log_prob is None for row in without.canaries)
+    first = runner.run(tiny_model, subject=START)
+    report = runner.run(model)
+    before = {row.id: row.log_prob for row in first.canaries}
+    for row in report.canaries:
+        assert row.start_log_prob == pytest.approx(before[row.id], abs=1e-6)
+        assert row.calibrated is not None
+        assert row.calibrated.method == "sampled"
+    shared = next(item for item in runner.groups if not item.format.has_name)
+    with audit_mode(model) as inner, audit_mode(tiny_model) as start:
+        now, then = Scorer(inner).score(shared.reference_spans), Scorer(start).score(shared.reference_spans)
+    gains = now.log_probs - then.log_probs
+    for canary in shared.canaries[:5]:
+        row = next(one for one in report.canaries if one.id == canary.id)
+        above = int((gains >= row.log_prob - row.start_log_prob - 2 * report.procedure.tolerance).sum())
+        assert row.calibrated.bits == pytest.approx(-math.log2((above + 1) / (len(gains) + 1)), abs=0.05)
+    own = {row.id: row.calibrated.bits for row in report.canaries}
+    assert all(own[one] == pytest.approx(math.log2(17)) for one in known)  # above all of its 16 references
+
+
+def test_the_ratio_of_a_canary_is_calibrated_on_controls_of_its_format(taught: Any, tokenizer: Any, blocks: Any) -> None:
+    model, plan, config, known = taught
+    source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(prior=source))
+    (threshold,) = report.prior_aware_thresholds  # no canary of the other format is extractable: nothing to calibrate for
+    controls = [row for row in report.canaries if row.format == "own" and row.role == "control"]
+    assert (threshold.targets, threshold.method, threshold.num_targets) == ("own", "quantile", len(controls))
+    assert threshold.mean_log_ratio is not None
+    assert threshold.low is not None
+    assert threshold.low <= threshold.n
+    assert threshold.high is None  # 6 controls do not bound a 95% quantile from above
+    for row in report.canaries:
+        if row.id in known:
+            assert row.prior_aware is not None
+            assert row.prior_aware.n == threshold.n
+            assert row.prior_aware.log_ratio_above_controls == pytest.approx(
+                row.prior_aware.log_belief_ratio - threshold.mean_log_ratio
+            )
+        elif row.role == "canary" and row.format == "pin":
+            assert row.prior_aware is not None
+            assert (row.prior_aware.verdict, row.prior_aware.n) == ("not extractable", None)
+    counts = report.prior_aware
+    assert counts is not None
+    assert counts.n == 16
+    assert counts.num_extractable == counts.num_pa + counts.num_common + counts.num_undecided >= 2
+
+
+def test_a_given_ratio_is_used_as_it_is(taught: Any, tokenizer: Any, blocks: Any) -> None:
+    model, plan, config, known = taught
+    audit = config.audit.model_copy(update={"prior_aware": config.audit.prior_aware.model_copy(update={"n": 7.0})})
+    source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])
+    report = AuditRunner(plan, tokenizer, audit).run(model, full=Sources(prior=source))
+    assert [(one.method, one.n) for one in report.prior_aware_thresholds] == [("given", 7.0)]
+    assert {row.prior_aware.n for row in report.canaries if row.id in known} == {7.0}
+
+
+@pytest.fixture(scope="module")
+def overfitted(tokenizer: Any, blocks: Any) -> tuple[Any, list[Record], list[Record]]:
+    """A model that saw 40 rows again and again, those rows, and others."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    )
+    rows = torch.tensor([row["input_ids"] for row in blocks[:40]])
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(120):
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    records = [Record(None, tuple(row["input_ids"]), line) for line, row in enumerate(blocks, start=1)]
+    return model.eval(), records[:40], records[40:80]
+
+
+RECORDS = {"prefix_tokens": 12, "suffix_tokens": 10, "max_edits": 2, "contexts": [2, 5], "offsets": [3]}
+
+
+def record_config(**audit: Any) -> Any:
+    exposure = {"references": 32, "references_per_name": 16, "exact": "off"}
+    settings = {"seed": 1, "formats": [PIN], "tiers": {1: 2}, "controls": 4, "positive_control": None}
+    base = {"exposure": exposure, "prior_aware": {"prefixes": 24}, "records": RECORDS, "membership": None}
+    return parse_config({"canaries": settings, "audit": base | audit})
+
+
+@pytest.fixture(scope="module")
+def record_report(overfitted: Any, tokenizer: Any) -> AuditReport:
+    model, members, held_out = overfitted
+    config = record_config()
+    plan = draw_plan(config.canaries, tokenizer)
+    source = PrefixSource(len(members), lambda index: members[index].ids)
+    return run_audit(model, tokenizer, plan=plan, config=config, full=Sources(prior=source, members=members, held_out=held_out))
+
+
+def test_memorised_records_are_extractable_and_held_out_ones_are_not(record_report: AuditReport, overfitted: Any) -> None:
+    records = record_report.records
+    assert records is not None
+    assert records.held_out is not None
+    assert records.members.num_greedy >= 30
+    assert records.held_out.num_greedy <= 2
+    assert records.members.greedy_low > records.held_out.greedy_high
+    model, members, _ = overfitted
+    for row in records.members.rows[::9]:
+        ids = torch.tensor([members[row.line - 1].ids[:12]])
+        wrote = model.generate(ids, do_sample=False, max_new_tokens=10, eos_token_id=None, pad_token_id=0)[0, 12:].tolist()
+        assert row.is_greedy == (tuple(wrote) == members[row.line - 1].ids[12:22])
+
+
+def test_the_chances_of_a_record_are_ordered(record_report: AuditReport) -> None:
+    records = record_report.records
+    assert records is not None
+    for row in records.members.rows:
+        if row.log_prob_sampled is not None:
+            assert row.log_prob_near is not None
+            assert row.log_prob_sampled >= row.log_prob - 1e-3  # top-k gives what it cuts to the rest
+            assert row.log_prob_near >= row.log_prob_sampled - 1e-3
+    shares = [point.expected_share for point in records.members.curve]
+    assert shares == sorted(shares)
+    assert records.members.num_near is not None
+    assert records.members.num_near >= sum((row.log_prob_sampled or -99.0) >= math.log(1e-3) for row in records.members.rows)
+
+
+def test_the_ratio_of_records_is_calibrated_on_held_out_records(record_report: AuditReport) -> None:
+    records = record_report.records
+    assert records is not None
+    assert records.threshold is not None
+    assert (records.threshold.method, records.threshold.num_targets) == ("quantile", 40)
+    counts = records.prior_aware
+    assert counts is not None
+    assert counts.n == 40
+    assert counts.num_not_measured == 0
+    assert counts.num_extractable == counts.num_pa + counts.num_undecided >= 30  # memorised text is not called common
+    assert counts.num_pa >= 10
+    assert counts.common_share is not None
+    assert counts.common_low <= counts.common_share <= counts.common_high
+
+
+def test_records_are_asked_for_behind_shorter_prefixes_and_further_in(record_report: AuditReport, overfitted: Any) -> None:
+    records = record_report.records
+    assert records is not None
+    assert [(row.prefix_tokens, row.offset) for row in records.prompts] == [(2, 0), (5, 0), (12, 0), (12, 3)]
+    assert {row.n for row in records.prompts} == {40}
+    assert records.prompts[2].num_greedy == records.members.num_greedy
+    assert records.prompts[2].mean_log_prob == pytest.approx(sum(row.log_prob for row in records.members.rows) / 40, abs=1e-6)
+    (slope,) = records.prompt_slopes  # one offset is no line
+    assert (slope.against, slope.n) == ("prefix_tokens", 3)
+    assert slope.slope > 0  # more of its own context gives more away
+    assert records.prompts[3].num_greedy < records.prompts[2].num_greedy  # trained at the start of the window alone
+
+
+def test_a_record_of_the_report_holds_no_text(record_report: AuditReport, overfitted: Any, tokenizer: Any) -> None:
+    text = record_report.model_dump_json()
+    for record in overfitted[1][:5]:
+        assert tokenizer.decode(record.ids)[:40] not in text
+        assert ", ".join(map(str, record.ids[:6])) not in text
+
+
+def test_short_records_are_a_notice_and_no_failure(overfitted: Any, tokenizer: Any) -> None:
+    config = record_config(records={"prefix_tokens": 200, "suffix_tokens": 10})
+    plan = draw_plan(config.canaries, tokenizer)
+    report = run_audit(overfitted[0], tokenizer, plan=plan, config=config, full=Sources(members=overfitted[1]))
+    assert report.status == "valid"
+    assert report.records is None
+    assert any("records were not measured: data must hold a record of at least 210 tokens" in one for one in report.notices)
+
+
+def test_without_held_out_records_the_ratio_is_said_to_be_uncalibrated(overfitted: Any, tokenizer: Any) -> None:
+    config = record_config()
+    plan = draw_plan(config.canaries, tokenizer)
+    members = overfitted[1]
+    source = PrefixSource(len(members), lambda index: members[index].ids)
+    report = run_audit(overfitted[0], tokenizer, plan=plan, config=config, full=Sources(prior=source, members=members))
+    assert report.records is not None
+    assert report.records.threshold is not None
+    assert (report.records.threshold.method, report.records.threshold.n) == ("given", 10.0)
+    assert any("no held-out record was given" in one for one in report.notices)
+
+
+def test_membership_of_overfitted_records_is_seen(overfitted: Any, tokenizer: Any) -> None:
+    config = record_config(membership={"scores": ["loss", "min_k_plus_plus"]})
+    plan = draw_plan(config.canaries, tokenizer)
+    model, members, held_out = overfitted
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(members=members, held_out=held_out))
+    assert report.membership is not None
+    assert [one.name for one in report.membership.scores] == ["loss", "min_k_plus_plus"]
+    assert all(one.low is not None and one.low > 0.5 for one in report.membership.scores)
+
+
+def test_a_nan_in_a_full_part_makes_the_audit_invalid(taught: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan, config, _ = taught
+    original = Sampler.log_probs
+    monkeypatch.setattr(Sampler, "log_probs", lambda self, logits: original(self, logits) * math.nan)
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources())
+    assert report.status == "invalid"
+    assert "must be a number, got NaN" in report.invalid_reasons[0]
+
+
+def test_coins_give_a_bound_and_what_inclusion_did(tiny_model: Any, tokenizer: Any) -> None:
+    config = config_of(PIN, tiers={1: 32}, inclusion="coin", **BARE)
+    config = config.model_copy(
+        update={"dp": parse_config({"canaries": {"formats": [PIN]}, "dp": {"epsilon": 2, "delta": 0}}).dp}
+    )
+    plan = draw_plan(config.canaries, tokenizer)
+    runner = AuditRunner(plan, tokenizer, config.audit, dp=config.dp)
+    runner.run(tiny_model, subject=START)
+    report = runner.run(tiny_model)
+    assert report.privacy is not None
+    assert (report.privacy.num_coins, report.privacy.num_guesses) == (32, 16)
+    assert report.privacy.epsilon_lower_bound <= report.privacy.cap
+    assert (report.privacy.stated_epsilon, report.privacy.is_comparable) == (2.0, False)
+    assert report.privacy.is_testable is (report.privacy.cap >= 2.0)
+    assert [(one.format, one.tier, one.n_in + one.n_out) for one in report.counterfactual] == [("pin", 1, 32)]
+    planned = draw_plan(config_of(PIN, **BARE).canaries, tokenizer)
+    without = run_audit(tiny_model, tokenizer, plan=planned, config=config)
+    assert (without.privacy, without.counterfactual) == (None, [])
+
+
+def test_no_secret_is_in_a_full_report(taught: Any, tokenizer: Any, blocks: Any) -> None:
+    model, plan, config, _ = taught
+    source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])
+    text = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(prior=source)).model_dump_json()
+    assert leaks(text.encode(), plan, tokenizer) == []
