@@ -68,7 +68,7 @@ def evaluate_limit(rule: LimitRule, report: AuditReport, judged: Sequence[Canary
 
 
 def _reason(rule: LimitRule, bounds: Sequence[_Bound], over: Sequence[_Bound], unshown: Sequence[_Bound]) -> str:
-    unit, limit = _UNITS[rule.field], f"{rule.max:g}"
+    unit, limit = _UNITS.get(rule.field, ""), f"{rule.max:g}"
     chance = min(1.0, len(bounds) * 2.0**-rule.max)
     note = f" (chance alone exceeds this limit in {chance:.1%} of audits)" if rule.each == "canary" and chance > 1e-3 else ""
     if over:
@@ -146,10 +146,41 @@ def _token_share(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Boun
     return [_Bound(what, share, share)]
 
 
+def _greedy_share(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    """Of real records; the interval is about the records they were drawn from."""
+    if report.records is None:
+        raise EvidenceError("real records were not measured: audit with --data")
+    members = report.records.members
+    if not finite(members.greedy_low, members.greedy_high):
+        raise EvidenceError("the share of real records that greedy decoding writes is missing")
+    what = f"the share of {members.n} real records that greedy decoding writes"
+    return [_Bound(what, members.greedy_low, members.greedy_high)]
+
+
+def _membership_auroc(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
+    """One bound a score. Intervals are not widened for their number: the limit is an effect, not a p-value."""
+    found = report.membership
+    if found is None:
+        raise EvidenceError("membership was not measured: audit with --data and --held-out")
+    if found.label != "membership":
+        raise EvidenceError("members and held-out records differ without any model, so membership scores show nothing")
+    bounds = []
+    for score in found.scores:
+        ends = finite(score.low, score.high)
+        if len(ends) < 2:
+            raise EvidenceError(f"the AUROC of the score {quoted([score.name])} is missing")
+        bounds.append(_Bound(f"the AUROC of the score '{score.name}'", *ends))
+    if not bounds:
+        raise EvidenceError("no membership score was measured")
+    return bounds
+
+
 _BOUNDS = {
     "extraction.count": _extraction_count,
     "exposure.bits": _exposure_bits,
     "exposure.mean_bits": _mean_bits,
     "ledger.token_share": _token_share,
+    "records.greedy_share": _greedy_share,
+    "membership.auroc": _membership_auroc,
 }
-_UNITS = {"extraction.count": "", "exposure.bits": " bits", "exposure.mean_bits": " bits", "ledger.token_share": ""}
+_UNITS = {"exposure.bits": " bits", "exposure.mean_bits": " bits"}

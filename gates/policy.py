@@ -34,8 +34,10 @@ from memguard.gates.wording import clip
 POLICY_VERSION = 1
 BUILT_IN = ("default", "strict")
 
-LimitField = Literal["extraction.count", "exposure.bits", "exposure.mean_bits", "ledger.token_share"]
-TestName = Literal["exposure.pooled", "exposure.max", "exposure.against_baseline"]
+LimitField = Literal[
+    "extraction.count", "exposure.bits", "exposure.mean_bits", "ledger.token_share", "records.greedy_share", "membership.auroc"
+]
+TestName = Literal["exposure.pooled", "exposure.max", "exposure.against_baseline", "privacy.stated_epsilon"]
 Severity = Literal["block", "warn"]
 
 EACH_OF_FIELD: dict[str, str | None] = {
@@ -43,6 +45,8 @@ EACH_OF_FIELD: dict[str, str | None] = {
     "exposure.bits": "canary",
     "exposure.mean_bits": "tier",
     "ledger.token_share": None,
+    "records.greedy_share": None,
+    "membership.auroc": None,
 }
 
 
@@ -98,7 +102,7 @@ class EvidenceNeeds(PolicyPart):
 
 
 class LimitRule(PolicyPart):
-    """A figure of the report must stay at or below `max`. Bits for exposure, a share 0..1 for ledger.token_share."""
+    """A figure of the report must stay at or below `max`. Bits for exposure, 0..1 for shares and AUROC."""
 
     name: Line
     field: LimitField

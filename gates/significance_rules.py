@@ -17,6 +17,7 @@ from memguard.gates.judged import family_groups, sampled_bits
 from memguard.gates.measured import Measured, Unmeasured
 from memguard.gates.paired_rule import measure_rise
 from memguard.gates.policy import Policy, SignificanceRule
+from memguard.gates.privacy_rule import measure_stated_epsilon
 from memguard.gates.resolution import (
     max_detectable_bits,
     pooled_detectable_bits,
@@ -74,6 +75,8 @@ def _p_of(found: Measured | Unmeasured, share: float) -> float:
 
 
 def _measure(rule: SignificanceRule, trial: _Trial) -> Measured | Unmeasured:
+    if rule.test == "privacy.stated_epsilon":
+        return measure_stated_epsilon(trial.report, share=trial.share)
     try:
         groups = family_groups(trial.report, trial.judged)
     except EvidenceError as error:

@@ -117,11 +117,11 @@ def test_a_policy_is_frozen(load):
         ),
         (
             BASE + "  - {name: b, test: exposure.poold}\n",
-            "must be 'exposure.pooled', 'exposure.max' or 'exposure.against_baseline'",
+            "must be 'exposure.pooled', 'exposure.max', 'exposure.against_baseline' or 'privacy",
         ),
         (
             BASE + "  - {name: b, field: exposure.bit, max: 1}\n",
-            "'extraction.count', 'exposure.bits', 'exposure.mean_bits' or 'ledger",
+            "'extraction.count', 'exposure.bits', 'exposure.mean_bits', 'ledger",
         ),
         (
             BASE + "  - {name: b, field: exposure.bits, test: exposure.max}\n",
