@@ -17,6 +17,7 @@ from memguard.metrics.exposure import (
     MASS_ERROR,
     SkewNormalTail,
     certified_rank_high,
+    estimate_calibrated_exposure,
     estimate_exposure,
     fit_skew_normal,
     sampled_null_mean_bits,
@@ -310,3 +311,48 @@ def test_the_fitted_tail_of_a_nan_is_nan_and_not_the_cap() -> None:
 )
 def test_references_that_no_tail_can_be_fitted_to_give_none(references: list[float]) -> None:
     assert fit_skew_normal(references) is None
+
+
+@pytest.mark.parametrize("grid", [None, 1.0])
+def test_calibrated_exposure_has_an_exact_null_also_with_ties(grid: float | None) -> None:
+    """Gains of canary and references from one law: P(p <= t) <= t, with equality at the steps of 1 / (N + 1) without ties."""
+    rng, draws, n = np.random.default_rng(8), 2000, 63
+    p_values = np.empty(draws)
+    for index in range(draws):
+        gains = rng.gumbel(3.0, 2.0, n + 1)
+        gains = gains if grid is None else np.round(gains / grid) * grid
+        found = estimate_calibrated_exposure(gains[0], gains[1:], secret_space_size=10**9)
+        p_values[index] = found.p_value
+        assert found.bits == pytest.approx(-math.log2(found.p_value))
+        assert found.low_bits <= found.bits <= found.high_bits
+        assert found.method == "sampled"
+    for level in (1 / 64, 4 / 64, 16 / 64, 32 / 64):
+        rate = float((p_values <= level + 1e-12).mean())
+        slack = 4 * math.sqrt(level * (1 - level) / draws)
+        assert rate <= level + slack
+        assert grid is not None or rate >= level - slack
+
+
+def test_calibrated_exposure_finds_what_raw_exposure_cannot() -> None:
+    """A secret that was unlikely before training and gained 6 nats ranks in the middle by its score and first by its gain."""
+    rng = np.random.default_rng(2)
+    start = rng.normal(-40.0, 8.0, 512)
+    gain = rng.normal(0.0, 0.5, 512)
+    raw = estimate_exposure(-48.0 + 6.0, start + gain, secret_space_size=10**9)
+    calibrated = estimate_calibrated_exposure(6.0, gain, secret_space_size=10**9)
+    assert raw.bits < 2.0
+    assert calibrated.bits == pytest.approx(math.log2(513))
+    assert "capped" in calibrated.flags
+
+
+def test_calibrated_exposure_refuses_and_fails_as_exposure_does() -> None:
+    with pytest.raises(ValueError, match="at least one score, got none"):
+        estimate_calibrated_exposure(1.0, [], secret_space_size=10)
+    with pytest.raises(ValueError, match="at least the number of references 2, got 1"):
+        estimate_calibrated_exposure(1.0, [0.0, 0.0], secret_space_size=1)
+    for gain, references in ((math.nan, [0.0]), (0.0, [math.inf])):
+        found = estimate_calibrated_exposure(gain, references, secret_space_size=10)
+        assert found.method == "failed"
+        assert math.isnan(found.bits)
+    tied = estimate_calibrated_exposure(1.0, [1.0 + 1e-9, 0.0], secret_space_size=10, tolerance=1e-6)
+    assert (tied.num_above, tied.num_tied, tied.flags) == (1, 1, ("ties",))
