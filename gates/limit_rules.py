@@ -169,7 +169,8 @@ def _membership_auroc(report: AuditReport, judged: Sequence[CanaryRow]) -> list[
         ends = finite(score.low, score.high)
         if len(ends) < 2:
             raise EvidenceError(f"the AUROC of the score {quoted([score.name])} is missing")
-        bounds.append(_Bound(f"the AUROC of the score '{score.name}'", *ends))
+        low, high = ends
+        bounds.append(_Bound(f"the AUROC of the score '{score.name}'", low, high))
     if not bounds:
         raise EvidenceError("no membership score was measured")
     return bounds

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -28,6 +29,7 @@ NUM_SECRETS = 2  # a format
 NUM_REFERENCES = 256  # a learnt secret is ranked by the bound of the mass; references only keep the path the same
 STEPS_A_RATE = 25
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # Adam; the first that shows memorisation ends the probe
+MAX_WEIGHTS = 2**28  # copied, with two moments of Adam each: 3 GiB of float32, whatever the model's size
 ENOUGH = 0.05  # nats a token: learnt, so further steps would add nothing
 DETECTED_P = 1e-3
 
@@ -92,10 +94,12 @@ def _fresh_groups(plan: CanaryPlan, tokenizer: Any) -> list[Group]:
 
 
 def _copies(model: Any) -> Weights:
-    """Copies of the weights that training moves, or of all where training moves none."""
+    """Copies of the weights that training moves, or of all where training moves none: the last ones, as many as are allowed."""
     named = [(name, one) for name, one in model.named_parameters() if one.is_floating_point()]
     moved = [(name, one) for name, one in named if one.requires_grad] or named
-    return {name: one.detach().clone().requires_grad_(True) for name, one in moved}
+    sizes = np.cumsum([one.numel() for _, one in reversed(moved)])
+    kept = max(1, int((sizes <= MAX_WEIGHTS).sum()))
+    return {name: one.detach().clone().requires_grad_(True) for name, one in moved[-kept:]}
 
 
 def _learn(model: Any, weights: Weights, spans: Sequence[Span], rate: float) -> None:

@@ -6,7 +6,6 @@ start than it did in training. Only targets that every length allows are asked f
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -58,13 +57,13 @@ def prompt_rows(
 
 
 def prompt_slopes(rows: Sequence[PromptRow]) -> list[PromptSlope]:
-    """Slopes of the greedy share against the prefix length, and against the offset where it is above 0."""
+    """Slopes of the greedy share against the prefix length, and against the offset where above 0; none where it is flat."""
     by_length = [(row.prefix_tokens, row.share) for row in rows if row.offset == 0]
     by_offset = [(row.offset, row.share) for row in rows if row.offset > 0]
     found = []
     for against, points in (("prefix_tokens", by_length), ("offset", by_offset)):
-        if len({x for x, _ in points}) < 3:
-            continue
+        if len({x for x, _ in points}) < 3 or len({y for _, y in points}) < 2:
+            continue  # no line, or a flat one whose interval would have no width
         fit = fit_log_linear([x for x, _ in points], [y for _, y in points], confidence=CONFIDENCE)
         found.append(
             PromptSlope(
@@ -73,7 +72,7 @@ def prompt_slopes(rows: Sequence[PromptRow]) -> list[PromptSlope]:
                 low=fit.low,
                 high=fit.high,
                 confidence=CONFIDENCE,
-                r_squared=fit.r_squared if math.isfinite(fit.r_squared) else None,
+                r_squared=fit.r_squared,
                 n=fit.n,
             )
         )

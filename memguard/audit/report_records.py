@@ -87,7 +87,7 @@ class PromptSlope(Document):
     low: float = Field(description="lower end of its interval (t)")
     high: float = Field(description="upper end of it")
     confidence: float = Field(description="of the interval, 0..1")
-    r_squared: float | None = Field(description="share of the variance that the line explains, 0..1; None: nothing varies")
+    r_squared: float = Field(description="share of the variance that the line explains, 0..1")
     n: int = Field(description="count of points")
 
 
@@ -115,7 +115,9 @@ class Records(Document):
     prompts: list[PromptRow] = Field(
         default_factory=list, description="members behind shorter prefixes, and further into the window"
     )
-    prompt_slopes: list[PromptSlope] = Field(default_factory=list, description="fitted where three points or more differ")
+    prompt_slopes: list[PromptSlope] = Field(
+        default_factory=list, description="fitted where three points or more differ and the share varies"
+    )
     members: RecordSet = Field(description="records of the training data")
     held_out: RecordSet | None = Field(default=None, description="None: none were given")
     prior_aware: PriorAwareCounts | None = Field(default=None, description="of the members; None: not measured")

@@ -58,6 +58,35 @@ def test_losses_weights_and_random_state_are_bit_identical_with_audits_on_and_of
     assert len(found[0][0]) == trainer.state.max_steps
 
 
+@pytest.mark.parametrize("arguments", [{"gradient_accumulation_steps": 2, "activation_checkpointing": True}, {"bf16": True}])
+def test_full_audits_in_the_middle_of_training_change_nothing_either(
+    arguments: dict[str, Any], settings: Any, trainer_of: Any, blocks: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """The probe steps copies of the weights, records and membership score rows: all between two steps of the run."""
+    for name, rows in (("members", blocks[:12]), ("held_out", blocks[40:52])):
+        text = "\n".join(json.dumps({"input_ids": row["input_ids"]}) for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    records = {"file": tmp_path / "members.jsonl", "held_out": tmp_path / "held_out.jsonl", "prefix_tokens": 8}
+    records |= {"suffix_tokens": 6, "max_edits": 1}
+    full = {"every": {"steps": 2}, "on": ["save"], "full_on": ["save"], "records": records, "on_error": "raise"}
+    found = []
+    for audit in (full, {}):
+        config = settings(canaries={"positive_control": "probe", "tiers": {1: 2, 20: 1}}, audit=audit)
+        callback = HFAuditCallback(config)
+        trainer = trainer_of(
+            blocks[:40], [callback], model=copy.deepcopy(tiny_model), save_strategy="steps", save_steps=4, **arguments
+        )
+        trainer.train()
+        found.append(fingerprint(trainer))
+    assert found[0] == found[1]
+    report = load_report(tmp_path / "out" / "checkpoint-4" / "memguard_audit" / "report.json")
+    assert report.is_full
+    assert report.positive_control.kind == "probe"
+    assert report.records is not None
+    assert report.membership is not None
+    assert report.extraction is not None
+
+
 def test_reports_are_written_at_start_cadence_save_and_end(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
     callback = HFAuditCallback(settings(audit=EVERYWHERE))
     trainer = trainer_of(blocks[:40], [callback], save_strategy="steps", save_steps=3)

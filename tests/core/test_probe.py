@@ -101,6 +101,18 @@ def test_an_adapter_alone_learns_where_the_rest_is_frozen(plan: Any, tokenizer: 
     assert all("lora_" in name for name in learnt[0])
 
 
+def test_the_last_weights_of_a_large_model_are_enough(
+    tiny_model: Any, plan: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {name: one.numel() for name, one in tiny_model.named_parameters()}
+    monkeypatch.setattr(probe_module, "MAX_WEIGHTS", sum(sizes.values()) // 2)
+    copied = probe_module._copies(tiny_model)
+    assert list(copied) == list(sizes)[-len(copied) :]
+    assert 0 < sum(sizes[name] for name in copied) <= sum(sizes.values()) // 2
+    monkeypatch.setattr(probe_module, "MAX_WEIGHTS", 0)
+    assert len(probe_module._copies(tiny_model)) == 1
+
+
 def test_only_a_full_audit_of_a_plan_that_asks_for_it_probes(tiny_model: Any, tokenizer: Any) -> None:
     config = config_of(PIN, positive_control="probe")
     drawn = draw_plan(config.canaries, tokenizer)
