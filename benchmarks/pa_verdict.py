@@ -29,6 +29,9 @@ BATCH = 64
 Row = tuple[int, ...]
 
 
+N = 10.0  # belief ratio that makes a sequence PA
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sequences of either kind, prior prefixes, training steps, sequences whose naive time is measured."""
@@ -58,7 +61,7 @@ def naive(
         suffix = sequence[LENGTH:]
         log_prob = _scores(model, [sequence])[0]
         priors = _scores(model, [(*window, *suffix) for window in windows])
-        verdicts.append(estimate_prior_aware(log_prob, priors, m=settings.m, n=settings.n))
+        verdicts.append(estimate_prior_aware(log_prob, priors, m=settings.m, n=N))
     return verdicts
 
 
@@ -79,7 +82,7 @@ def ours(model: Any, task: Task) -> tuple[list[PriorAware], int]:
     spans = [Span(sequence, LENGTH, 2 * LENGTH) for sequence in task.sequences]
     log_probs = scorer.score(spans).log_probs.tolist()
     measurement = PriorMeasurement(scorer, _source(task), task.settings, lead_ids=(), seed=0, tolerance=1e-3)
-    found = [measurement.measure(span, log_prob) for span, log_prob in zip(spans, log_probs, strict=True)]
+    found = [measurement.measure(span, log_prob, n=N) for span, log_prob in zip(spans, log_probs, strict=True)]
     return found, scorer.model.num_token_forwards
 
 
