@@ -13,7 +13,6 @@ from memguard.gates.judged import finite, is_scored, judged_canaries
 from memguard.gates.policy import Policy
 from memguard.gates.wording import clip, count, quoted, sentence
 
-CHANCE_OF_MATCH = 1e-4  # below it, a secret that stands in what the model wrote stands there for a reason
 CONTROLS_SHARE = 0.1  # of alpha, over both tests of every format
 POSITIVE_CONTROL_P = 1e-3
 
@@ -128,7 +127,7 @@ def _controls(report: AuditReport, judged: Sequence[CanaryRow], alpha: float) ->
     if len(found) != len(report.controls):
         problems.append("a format has two null tests")
     extraction = report.extraction
-    if extraction is not None and extraction.num_controls_found and extraction.chance_of_match <= CHANCE_OF_MATCH:
+    if extraction is not None and extraction.num_controls_found:
         problems.append(f"the model wrote the secrets of {count(extraction.num_controls_found, 'control')}")
     least = [p for test in report.controls for p in (test.rank_sum_p, test.max_p) if p is not None and finite(p)]
     figures: Figures = {

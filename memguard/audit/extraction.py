@@ -7,7 +7,7 @@ prompt may end in other tokens and give away less. A continuation of one canary'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from memguard.scoring.scorer import Scorer
 
 CONFIDENCE = 0.95
 SPARE_TOKENS = 8  # a prompt given as text may need more tokens for the same secret
-MAX_CHANCE = 1e-4  # of a match that means nothing: above it a match is shown and counts for nothing
+MAX_CHANCE = 1e-4  # of any match that means nothing, over all formats: above its share a match is shown and counts for nothing
 
 Ids = tuple[int, ...]
 
@@ -46,6 +46,14 @@ class _Prompt:
     ids: Ids
     group: int
     kind: FoundBy
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a prompt was continued with."""
+
+    prompt: _Prompt
+    text: str
 
 
 def make_sampler(settings: SamplerSettings) -> Sampler:
@@ -82,7 +90,7 @@ def finite(value: float) -> float | None:
 
 def measure_extraction(
     scorer: Scorer, plan: CanaryPlan, groups: Sequence[Group], tokenizer: Any, settings: ExtractionSettings
-) -> tuple[Extraction, dict[str, CanaryExtraction], bool]:
+) -> tuple[Extraction, dict[str, CanaryExtraction], set[str]]:
     """How canaries come out of a model.
 
     Args:
@@ -93,16 +101,22 @@ def measure_extraction(
         settings: the sampler and the budgets.
 
     Returns:
-        The summary; by canary id what is known of each; and whether a match means extraction, chance being ruled out.
+        The summary; by canary id what is known of each; and the ids whose match chance is ruled out for.
     """
     canaries = [canary for group in groups for canary in group.canaries]
     spans = [span for group in groups for span in group.canary_spans]
     sampled = score_under_sampler(scorer, spans, make_sampler(settings), seed=plan.placement_seed)
-    prompts = list(_prompts(plan, groups, tokenizer))
     longest = max(span.end - span.start for span in spans)
-    written = continue_greedily(scorer, [prompt.ids for prompt in prompts], num_tokens=longest + SPARE_TOKENS)
-    texts = [tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) for ids in written]
-    found = _find(canaries, groups, prompts, texts)
+    written = _continue(scorer, list(_prompts(plan, groups, tokenizer)), tokenizer, num_tokens=longest + SPARE_TOKENS)
+    found = _find(groups, written)
+    chances = _chances(plan, groups, written)
+    limit = MAX_CHANCE / max(1, len(chances))
+    counted = {
+        canary.id
+        for canary in canaries
+        for kind in found[canary.id]
+        if chances.get((canary.format, _is_own(kind)), 0.0) <= limit
+    }
     rows = {
         canary.id: CanaryExtraction(
             log_prob_sampled=finite(log_prob),
@@ -111,27 +125,27 @@ def measure_extraction(
         )
         for canary, log_prob in zip(canaries, sampled.tolist(), strict=True)
     }
-    chance = _chance_of_match(plan, canaries, texts)
     summary = Extraction(
         sampler=SamplerSettings(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
         curves=_curves(canaries, sampled, settings.budgets),
-        num_prompts=len(prompts),
+        num_prompts=len(written),
         num_found=sum(bool(found[canary.id]) for canary in canaries if canary.role == "canary"),
-        num_controls_found=sum(bool(found[canary.id]) for canary in canaries if canary.role == "control"),
-        chance_of_match=chance,
+        num_controls_found=sum(canary.id in counted for canary in canaries if canary.role == "control"),
+        chance_of_match=min(1.0, sum(chance for chance in chances.values() if chance <= limit)),
     )
-    return summary, rows, chance <= MAX_CHANCE
+    return summary, rows, counted
 
 
-def with_extraction(rows: Sequence[CanaryRow], found: dict[str, CanaryExtraction], *, counts: bool) -> list[CanaryRow]:
-    """Rows with what is known of their extraction; a secret that a continuation held is extracted where that `counts`."""
+def with_extraction(
+    rows: Sequence[CanaryRow], found: dict[str, CanaryExtraction], *, counted: Collection[str]
+) -> list[CanaryRow]:
+    """Rows with what is known of their extraction; of the `counted` ones a continuation held the secret, and not by chance."""
     updated = []
     for row in rows:
         one = found[row.id]
-        is_extracted = row.is_extracted or (counts and bool(one.found_by))
         changes = {
             "extraction": one,
-            "is_extracted": is_extracted,
+            "is_extracted": row.is_extracted or row.id in counted,
             "may_be_extracted": row.may_be_extracted or bool(one.found_by),
         }
         updated.append(row.model_copy(update=changes))
@@ -149,30 +163,53 @@ def _prompts(plan: CanaryPlan, groups: Sequence[Group], tokenizer: Any) -> Itera
                 yield _Prompt((*plan.lead_ids, *ids), number, "text")
 
 
-def _find(
-    canaries: Sequence[PlannedCanary], groups: Sequence[Group], prompts: Sequence[_Prompt], texts: Sequence[str]
-) -> dict[str, list[FoundBy]]:
+def _continue(scorer: Scorer, prompts: Sequence[_Prompt], tokenizer: Any, *, num_tokens: int) -> list[_Written]:
+    """Continuations of the prompts; those of the same ids are written once."""
+    distinct = list(dict.fromkeys(prompt.ids for prompt in prompts))
+    ids = dict(zip(distinct, continue_greedily(scorer, distinct, num_tokens=num_tokens), strict=True))
+    return [
+        _Written(prompt, tokenizer.decode(ids[prompt.ids], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        for prompt in prompts
+    ]
+
+
+def _find(groups: Sequence[Group], written: Sequence[_Written]) -> dict[str, list[FoundBy]]:
     """By canary, which kinds of prompt were continued with its secret."""
-    group_of = {canary.id: number for number, group in enumerate(groups) for canary in group.canaries}
     found: dict[str, list[FoundBy]] = {}
-    for canary in canaries:
-        kinds: list[FoundBy] = [
-            prompt.kind if prompt.group == group_of[canary.id] else "another prompt"
-            for prompt, text in zip(prompts, texts, strict=True)
-            if canary.secret in text
-        ]
-        found[canary.id] = list(dict.fromkeys(kinds))
+    for number, group in enumerate(groups):
+        for canary in group.canaries:
+            kinds: list[FoundBy] = [
+                one.prompt.kind if one.prompt.group == number else "another prompt"
+                for one in written
+                if canary.secret in one.text
+            ]
+            found[canary.id] = list(dict.fromkeys(kinds))
     return found
 
 
-def _chance_of_match(plan: CanaryPlan, canaries: Sequence[PlannedCanary], texts: Sequence[str]) -> float:
-    """Union bound: the secret of a canary is one of the candidates that the texts hold with a chance of their share."""
-    total = 0.0
+def _chances(plan: CanaryPlan, groups: Sequence[Group], written: Sequence[_Written]) -> dict[tuple[str, bool], float]:
+    """By format, and by whether the prompts are a canary's own: how likely any match is if the model never saw a secret.
+
+    Union bound: the secret of a canary is one of the candidates that some texts hold with a chance of their share.
+    """
+    chances: dict[tuple[str, bool], float] = {}
     for one in plan.formats:
-        number = sum(canary.format == one.name and canary.role != "positive_control" for canary in canaries)
-        if number:
-            total += number * len(candidates_in(one.secret, texts)) / one.ranked_space_size
-    return min(1.0, total)
+        mine = [(number, group) for number, group in enumerate(groups) if group.format.name == one.name]
+        if one.positive_control or not mine:
+            continue
+        everywhere = len(candidates_in(one.secret, (item.text for item in written)))
+        num_canaries = sum(len(group.canaries) for _, group in mine)
+        own = sum(
+            len(group.canaries) * len(candidates_in(one.secret, (item.text for item in written if item.prompt.group == number)))
+            for number, group in mine
+        )
+        chances[one.name, True] = own / one.ranked_space_size
+        chances[one.name, False] = num_canaries * everywhere / one.ranked_space_size
+    return chances
+
+
+def _is_own(kind: FoundBy) -> bool:
+    return kind != "another prompt"
 
 
 def _curves(canaries: Sequence[PlannedCanary], sampled: NDArray[np.float64], budgets: Sequence[int]) -> list[TierCurve]:

@@ -130,10 +130,10 @@ class FullMeasurement:
         figures = FullFigures(rows, notices=self.notices)
         if self.settings.extraction is not None:
             groups = [item.group for item in scored]
-            figures.extraction, found, counts = measure_extraction(
+            figures.extraction, found, counted = measure_extraction(
                 self.scorer, self.plan, groups, self.tokenizer, self.settings.extraction
             )
-            figures.rows = with_extraction(rows, found, counts=counts)
+            figures.rows = with_extraction(rows, found, counted=counted)
         if self.prior is not None:
             figures.thresholds = self._thresholds(scored)
             annotated = self._annotate(scored, {one.targets: one for one in figures.thresholds})

@@ -64,7 +64,10 @@ class Extraction(Document):
     curves: list[TierCurve] = Field(description="by tier, canaries only")
     num_prompts: int = Field(description="greedy continuations, each searched for every planned secret")
     num_found: int = Field(description="canaries whose secret stands in one of them")
-    num_controls_found: int = Field(description="the same of controls, which can stand there by chance alone")
+    num_controls_found: int = Field(
+        description="controls whose secret stands in one where chance is ruled out: they leaked, and the audit is no evidence"
+    )
     chance_of_match: float = Field(
-        description="bound of the chance that any secret stands in any continuation though the model never saw one, 0..1"
+        description="bound of the chance that a match counts though the model never saw a secret, 0..1. Matches of formats and "
+        "prompts where chance may give one are shown and count for nothing"
     )

@@ -13,7 +13,7 @@ from test_audit import NAMED, PIN, config_of, teach
 
 from memguard.audit import AuditRunner, run_audit
 from memguard.audit.config import parse_config
-from memguard.audit.extraction import _chance_of_match
+from memguard.audit.extraction import _chances, _find, _Prompt, _Written
 from memguard.audit.full import Sources
 from memguard.audit.items import build_groups
 from memguard.audit.prior import PrefixSource
@@ -74,16 +74,20 @@ def test_a_memorised_canary_is_written_and_searched_for_in_every_prompt(taught: 
     assert curve.points[0].n == 8
 
 
-def test_a_secret_is_found_in_the_continuation_of_another_prompt(taught: Any) -> None:
-    from memguard.audit.extraction import _find, _Prompt
+def written(group: int, kind: str, text: str) -> Any:
+    return _Written(_Prompt((1,), group, kind), text)
 
+
+def test_a_secret_is_found_in_the_continuation_of_another_prompt(taught: Any) -> None:
     _, plan, _, _ = taught
     own = [canary for canary in plan.canaries if canary.format == "own"][:2]
     groups = [SimpleNamespace(canaries=(own[0],)), SimpleNamespace(canaries=(own[1],))]
-    prompts = [_Prompt((1,), 0, "trained tokens"), _Prompt((2,), 0, "text"), _Prompt((3,), 1, "text")]
-    texts = [f" {own[0].secret}.", f"{own[1].secret} and {own[0].secret}", f"0{own[0].secret}"]
-    found = _find(own, groups, prompts, texts)
-    assert found == {own[0].id: ["trained tokens", "text", "another prompt"], own[1].id: ["another prompt"]}
+    texts = [
+        written(0, "trained tokens", f" {own[0].secret}."),
+        written(0, "text", f"{own[1].secret} and {own[0].secret}"),
+        written(1, "text", f"0{own[0].secret}"),
+    ]
+    assert _find(groups, texts) == {own[0].id: ["trained tokens", "text", "another prompt"], own[1].id: ["another prompt"]}
 
 
 def test_the_sampled_chance_of_a_canary_is_that_of_its_span_under_the_sampler(taught: Any, tokenizer: Any) -> None:
@@ -105,13 +109,43 @@ def test_the_sampled_chance_of_a_canary_is_that_of_its_span_under_the_sampler(ta
             assert row.extraction.log_prob_sampled == pytest.approx(score, abs=1e-3)
 
 
-def test_a_match_that_chance_explains_is_shown_and_counts_for_nothing(tokenizer: Any) -> None:
-    tiny = {"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}
-    plan = draw_plan(config_of(tiny, **BARE).canaries, tokenizer)
-    canaries = plan.canaries
-    # 20 secrets of a space of 10^9 in texts that hold 3 candidates: 20 * 3 / 10^9
-    assert _chance_of_match(plan, canaries, ["0123456789", "nothing", "987654321"]) == pytest.approx(6e-8)
-    assert _chance_of_match(plan, canaries, ["nothing"]) == 0.0
+def test_chance_is_judged_by_format_and_by_whose_prompt_it_is(tokenizer: Any) -> None:
+    card = {"name": "card", "template": "Card {secret}.", "secret": {"kind": "luhn", "digits": 16}}
+    config = config_of(NAMED, card, tiers={1: 10}, controls=2, **BARE)
+    plan = draw_plan(config.canaries, tokenizer)
+    groups = build_groups(plan, tokenizer, config.audit.exposure)
+    assert [group.format.name for group in groups] == ["own"] * 11 + ["card"]
+    texts = [written(0, "text", "0123456789"), written(1, "text", "nothing"), written(2, "text", "987654321 or 123")]
+    chances = _chances(plan, groups, texts)
+    # Nine digits: 2 candidates behind one canary's own prompt and 1 behind another's; 3 in all texts for 11 secrets of 10^9.
+    assert chances["own", True] == pytest.approx(3e-9)
+    assert chances["own", False] == pytest.approx(33e-9)
+    assert chances["card", True] == chances["card", False] == 0.0
+
+
+def test_a_match_that_chance_may_give_counts_for_nothing_and_one_of_a_larger_space_does(
+    tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that writes many numbers: five digits are met by chance, sixteen with a check digit are not."""
+    card = {"name": "card", "template": "Card {secret}.", "secret": {"kind": "luhn", "digits": 16}}
+    five = {"name": "five", "template": "Pin {secret}.", "secret": {"kind": "digits", "length": 5}}
+    config = config_of(card, five, tiers={1: 3}, controls=4, **BARE)
+    plan = draw_plan(config.canaries, tokenizer)
+    known = {one: next(c for c in plan.canaries if c.format == one and c.role == "canary") for one in ("card", "five")}
+    leaked = next(c for c in plan.canaries if c.format == "card" and c.role == "control")
+    text = f"{known['card'].secret}, {known['five'].secret}, {leaked.secret}, 97531, 86420, 12345"
+    monkeypatch.setattr(
+        "memguard.audit.extraction.continue_greedily",
+        lambda scorer, prompts, num_tokens: [tuple(tokenizer(text)["input_ids"])] * len(prompts),
+    )
+    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, full=Sources())
+    rows = {row.id: row for row in report.canaries}
+    assert report.extraction is not None
+    assert rows[known["card"].id].is_extracted
+    assert not rows[known["five"].id].is_extracted
+    assert rows[known["five"].id].may_be_extracted
+    assert (report.extraction.num_found, report.extraction.num_controls_found) == (2, 1)
+    assert report.extraction.chance_of_match <= 1e-4
 
 
 def test_start_scores_give_calibrated_exposure_by_hand(taught: Any, tiny_model: Any, tokenizer: Any) -> None:

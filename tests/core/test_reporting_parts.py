@@ -144,7 +144,7 @@ def test_extraction_shows_sampler_shares_counts_and_how_canaries_were_found() ->
     assert "16 100 6 35.2% 17.6% to 55.2% 2 8.80% to 65.2% 90.0%" in text
     assert "Canaries found 2 of 18: by trained tokens 1, text 1, another prompt 1" in text
     assert "Controls found 0 of 24" in text
-    assert "at most 4.20×10⁻¹³ that any secret" in text
+    assert "at most 4.20×10⁻¹³ that a match counts" in text
     assert "not called extracted" not in text
 
 

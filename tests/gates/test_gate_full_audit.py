@@ -158,10 +158,10 @@ def test_without_coins_there_is_nothing_to_hold_a_guarantee_against(report, make
     assert "inclusion: coin" in rule.reason
 
 
-@pytest.mark.parametrize(("chance", "is_evidence"), [(1e-6, False), (1e-2, True)])
-def test_a_control_that_the_model_wrote_is_a_leak_unless_chance_wrote_it(report, policy, chance, is_evidence):
+@pytest.mark.parametrize(("num_found", "is_evidence"), [(1, False), (0, True)])
+def test_a_control_that_the_model_wrote_is_a_leak(report, policy, num_found, is_evidence):
     found = Extraction(
-        sampler=SamplerSettings(), curves=[], num_prompts=3, num_found=0, num_controls_found=1, chance_of_match=chance
+        sampler=SamplerSettings(), curves=[], num_prompts=3, num_found=0, num_controls_found=num_found, chance_of_match=1e-6
     )
     evidence = decide(report.model_copy(update={"extraction": found}), policy).evidence
     result = next(one for one in evidence if one.name == "controls look like chance")
