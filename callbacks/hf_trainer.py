@@ -225,7 +225,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
                 self.plan, self.tokenizer, self.config, output=output, step_metric=STEP_METRIC, prior=self._prior
             )
             if "start" in self.config.audit.on:
-                self._audit(args, state, model, moment="start")
+                self._audit(args, state, model, "start")
 
     def _start_clock(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
         """Fix the horizon of the schedule, check it against the loader, and the share against the limit."""
@@ -290,13 +290,14 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         at_end = state.global_step >= state.max_steps and "end" in self.config.audit.on
         save_follows = control.should_save and ("save" in self.config.audit.on or at_end)
         if every is not None and state.global_step % every.steps == 0 and not save_follows:
-            self._audit(args, state, model, moment=None)
+            self._audit(args, state, model)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        if "evaluate" in self.config.audit.on and self._last_step() != state.global_step:
-            self._audit(args, state, model, moment="evaluate")
+        done = self._last_step() == state.global_step and ("evaluate" not in self.config.audit.full_on or self._last_is_full())
+        if "evaluate" in self.config.audit.on and not done:
+            self._audit(args, state, model, "evaluate")
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -307,7 +308,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self.ledger(state.global_step).save(folder / LEDGER_NAME)
         last = state.global_step >= state.max_steps
         if "save" in self.config.audit.on or (last and "end" in self.config.audit.on):
-            self._audit(args, state, model, moment="end" if last else "save", checkpoint=folder)
+            self._audit(args, state, model, *(("save", "end") if last else ("save",)), checkpoint=folder)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -317,7 +318,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         done = self._last_step() == state.global_step and not args.load_best_model_at_end
         complete = done and ("end" not in self.config.audit.full_on or self._last_is_full())
         if "end" in self.config.audit.on and not complete:
-            self._audit(args, state, model, moment="end", fresh=args.load_best_model_at_end)
+            self._audit(args, state, model, "end", fresh=args.load_best_model_at_end)
         self.auditor.finish()
 
     def _audit(
@@ -325,8 +326,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         args: TrainingArguments,
         state: TrainerState,
         model: Any,
-        *,
-        moment: str | None,
+        *moments: str,
         checkpoint: Path | None = None,
         fresh: bool = False,
     ) -> None:
@@ -337,7 +337,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             step=state.global_step,
             epoch=state.epoch,
             ledger=self.ledger(state.global_step),
-            full=moment in self.config.audit.full_on,
+            full=any(moment in self.config.audit.full_on for moment in moments if moment in self.config.audit.on),
             checkpoint=checkpoint,
             autocast="bf16" if args.bf16 else "fp16" if args.fp16 else None,
             fresh=fresh,

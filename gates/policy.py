@@ -40,6 +40,7 @@ LimitField = Literal[
 TestName = Literal["exposure.pooled", "exposure.max", "exposure.against_baseline", "privacy.stated_epsilon"]
 Severity = Literal["block", "warn"]
 
+SHARES = ("ledger.token_share", "records.greedy_share", "membership.auroc")
 EACH_OF_FIELD: dict[str, str | None] = {
     "extraction.count": None,
     "exposure.bits": "canary",
@@ -112,6 +113,8 @@ class LimitRule(PolicyPart):
 
     @model_validator(mode="after")
     def _each_fits_field(self) -> LimitRule:
+        if self.field in SHARES and self.max >= 1:
+            raise ValueError(f"the field {self.field} lies in 0..1, so a max of {self.max:g} could never block")
         each = EACH_OF_FIELD[self.field]
         if self.each != each:
             raise ValueError(

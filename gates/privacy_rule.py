@@ -22,7 +22,11 @@ def measure_stated_epsilon(report: AuditReport, *, share: float) -> Measured | U
     """
     found = report.privacy
     if found is None:
-        return Unmeasured("test", "invalid", "no coins were thrown: plan with inclusion: coin, so that a bound can be measured")
+        return Unmeasured(
+            "test",
+            "invalid",
+            "no coins were thrown (inclusion: coin), so nothing can be held against the guarantee",
+        )
     figures = finite(found.p_value, found.min_attainable_p)
     if found.stated_epsilon is None or len(figures) < 2:
         return Unmeasured("test", "invalid", "the run states no epsilon: write dp: {epsilon, delta} in memguard.yaml")

@@ -41,7 +41,8 @@ audit:
   membership: {scores: [loss, zlib, min_k_plus_plus], reference: null}   # needs records.file and records.held_out
   batch_size: null                # rows a forward pass at most; null: what memory allows
   on_error: continue              # or raise
-dp: null                          # or {epsilon: 8, delta: 1.0e-6}: a stated guarantee, checked where inclusion is coin
+dp: null                          # or {epsilon: 8, delta: 1.0e-6}: with inclusion: coin the report shows a bound beside it;
+                                  # the gate cannot judge it yet, since canaries are planted by position
 tracking: {wandb: auto}           # logs when a W&B run is active
 output: memguard_audit            # inside the trainer's output_dir
 """

@@ -7,6 +7,7 @@ what a ratio must exceed to say anything of memory. Fixed before any target is j
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,19 +29,23 @@ def given_threshold(targets: str, n: float) -> Threshold:
 
 
 def calibrate(
-    measurement: PriorMeasurement, spans: Sequence[Span], log_probs: Sequence[float], *, targets: str
+    measurement: PriorMeasurement, spans: Sequence[Span], log_probs: Sequence[float], *, targets: str, seed: int
 ) -> Threshold | None:
     """The `QUANTILE` of the belief ratio over never-trained targets, with its order-statistic interval; None without any.
 
     Args:
         measurement: of the model.
-        spans: never-trained targets; the first `MAX_TARGETS` are measured.
+        spans: never-trained targets; a random `MAX_TARGETS` of them are measured.
         log_probs: their scores; nats.
         targets: what is calibrated for.
+        seed: of the sample.
     """
     if not spans:
         return None
-    ratios = measurement.log_ratios(spans[:MAX_TARGETS], log_probs[:MAX_TARGETS])
+    chosen = list(range(len(spans)))
+    if len(chosen) > MAX_TARGETS:  # not the first ones: a file may be ordered by source or date
+        chosen = sorted(random.Random(f"memguard/calibration/{seed}/{targets}").sample(chosen, MAX_TARGETS))
+    ratios = measurement.log_ratios([spans[index] for index in chosen], [log_probs[index] for index in chosen])
     found = estimate_quantile(ratios, QUANTILE, confidence=CONFIDENCE)
     return Threshold(
         targets=targets,

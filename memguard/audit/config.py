@@ -59,7 +59,9 @@ class PriorAwareSettings(Document):
 class ExtractionSettings(SamplerSettings):
     """The sampler an attacker is given, and how often it may be asked."""
 
-    budgets: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 100, 10_000), description="queries a target")
+    budgets: tuple[Annotated[int, Field(ge=1, le=10**18)], ...] = Field(
+        default=(1, 100, 10_000), description="queries a target"
+    )
 
 
 class RecordSettings(Document):
@@ -113,6 +115,13 @@ class AuditSettings(Document):
     membership: MembershipSettings | None = MembershipSettings()
     batch_size: int | None = Field(default=None, ge=1, description="rows a forward pass at most; null: what memory allows")
     on_error: Literal["continue", "raise"] = "continue"
+
+    @model_validator(mode="after")
+    def _full_moments_happen(self) -> AuditSettings:
+        never = [moment for moment in self.full_on if moment not in self.on]
+        if "full_on" in self.model_fields_set and never:
+            raise ValueError(f"full_on must hold moments of 'on', got {', '.join(never)} besides")
+        return self
 
     @field_validator("on", "full_on")
     @classmethod

@@ -6,16 +6,17 @@ A score that is not finite makes the whole audit invalid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memguard.audit.calibration import FALLBACK, calibrate, given_threshold
 from memguard.audit.config import AuditSettings
 from memguard.audit.extraction import measure_extraction, with_extraction
 from memguard.audit.membership import measure_membership
-from memguard.audit.offline import load_checkpoint
+from memguard.audit.offline import check_reference, load_checkpoint
 from memguard.audit.prior import PrefixSource, PriorMeasurement, not_extractable
 from memguard.audit.probe import run_probe
 from memguard.audit.record_sets import count_verdicts, measure_records
@@ -26,10 +27,12 @@ from memguard.audit.report_membership import Membership
 from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
 from memguard.audit.rows import GroupScores
 from memguard.canaries.plan import CanaryPlan
-from memguard.errors import EvidenceError
+from memguard.errors import EvidenceError, MemguardError, NonFiniteScoreError
 from memguard.metrics.distribution_shift import MIN_TEXTS
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def load_sources(
     """Read the files that settings or the command line name; the command line goes first.
 
     Raises:
-        InputError: a file that cannot be read, or a line of it that is no record.
+        InputError: a file that cannot be read, a line of it that is no record, or a reference with another vocabulary.
     """
     data, held_out = data or settings.records.file, held_out or settings.records.held_out
     members = load_records(data, tokenizer) if data is not None else []
@@ -70,6 +73,8 @@ def load_sources(
     others = load_records(held_out, tokenizer, what="held-out data") if held_out is not None else []
     if reference is None and settings.membership is not None:
         reference = settings.membership.reference
+    if reference is not None:
+        check_reference(reference, tokenizer)
     return Sources(prior, members, others, reference)
 
 
@@ -105,6 +110,11 @@ class FullMeasurement:
         self.scorer, self.plan, self.tokenizer = scorer, plan, tokenizer
         self.settings, self.sources, self.tolerance = settings, sources, tolerance
         self.notices: list[str] = []
+        self.held_out = self._without_members(sources.held_out)
+        if sources.held_out and not sources.members:
+            self._note("held-out records were given without members, so neither records nor membership were measured.")
+        if sources.reference is not None and not (sources.members and sources.held_out):
+            self._note("a reference was given without members and held-out records, so membership was not measured.")
         self.prior: PriorMeasurement | None = None
         if settings.prior_aware is not None and sources.prior is not None:
             self.prior = PriorMeasurement(
@@ -139,8 +149,8 @@ class FullMeasurement:
             annotated = self._annotate(scored, {one.targets: one for one in figures.thresholds})
             figures.rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in figures.rows]
             figures.prior_aware = count_verdicts([row.prior_aware for row in figures.rows if row.role == "canary"])
-        figures.records = self._records()
-        figures.membership = self._membership()
+        figures.records = self._section("records were", self._records)
+        figures.membership = self._section("membership was", self._membership)
         if self.plan.probe:
             figures.positive_control, notice = run_probe(
                 self.scorer.model.model,
@@ -167,7 +177,9 @@ class FullMeasurement:
                 found.append(given_threshold(one.name, n))
                 continue
             controls = [(span, score) for role, span, score in targets if role == "control"]
-            calibrated = calibrate(self.prior, [c[0] for c in controls], [c[1] for c in controls], targets=one.name)
+            calibrated = calibrate(
+                self.prior, [c[0] for c in controls], [c[1] for c in controls], targets=one.name, seed=self.plan.placement_seed
+            )
             if calibrated is None:
                 if not one.positive_control:
                     self._note(f"format '{one.name}' has no controls: its Prior-Aware ratio is {FALLBACK:g}, not calibrated.")
@@ -189,22 +201,28 @@ class FullMeasurement:
                     found[canary.id] = _above_controls(self.prior.measure(span, score, n=threshold.n), threshold)
         return found
 
+    def _section(self, name: str, measure: Callable[[], T | None]) -> T | None:
+        """A part on data of the user's: what is wrong with the data costs that part, and not the audit of the canaries."""
+        try:
+            return measure()
+        except NonFiniteScoreError:
+            raise
+        except MemguardError as error:
+            self._note(f"{name} not measured: {error}")
+            return None
+
     def _records(self) -> Records | None:
         if not self.sources.members:
             return None
-        try:
-            found = measure_records(
-                self.scorer,
-                self.sources.members,
-                self.sources.held_out,
-                self.settings,
-                lead_ids=self.plan.lead_ids,
-                seed=self.plan.placement_seed,
-                prior=self.prior,
-            )
-        except EvidenceError as error:
-            self._note(f"records were not measured: {error}")
-            return None
+        found = measure_records(
+            self.scorer,
+            self.sources.members,
+            self.held_out,
+            self.settings,
+            lead_ids=self.plan.lead_ids,
+            seed=self.plan.placement_seed,
+            prior=self.prior,
+        )
         wants_calibration = self.settings.prior_aware is not None and self.settings.prior_aware.n == "calibrated"
         if wants_calibration and found.threshold is not None and found.threshold.method == "given":
             self._note(f"no held-out record was given: the records' Prior-Aware ratio is {FALLBACK:g}, not calibrated.")
@@ -214,26 +232,42 @@ class FullMeasurement:
         wanted = self.settings.membership
         if wanted is None or not self.sources.members or not self.sources.held_out:
             return None
-        few = min(len(self.sources.members), len(self.sources.held_out))
+        members, held_out = self._sample(self.sources.members), self._sample(self.held_out)
+        few = min(len(members), len(held_out))
         if few < MIN_TEXTS:
-            self._note(f"membership was not measured: it needs {MIN_TEXTS} records of each kind at least, got {few}.")
-            return None
-        limit, records = self.scorer.model.max_length, self.settings.records
-        max_tokens = min(limit or 512, max(512, records.prefix_tokens + records.suffix_tokens))
+            raise EvidenceError(f"it needs {MIN_TEXTS} records of each kind at least, got {few}.")
         with_reference = self.sources.reference is not None and "reference" not in wanted.scores
+        limit, records = self.scorer.model.max_length, self.settings.records
         options: dict[str, Any] = {
             "scores": (*wanted.scores, "reference") if with_reference else wanted.scores,
             "tokenizer": self.tokenizer,
             "seed": self.plan.placement_seed,
-            "max_tokens": max_tokens,
+            "max_tokens": min(limit or 512, max(512, records.prefix_tokens + records.suffix_tokens)),
         }
         if self.sources.reference is None:
-            return measure_membership(self.scorer, self.sources.members, self.sources.held_out, **options)
+            return measure_membership(self.scorer, members, held_out, **options)
         model, tokenizer = load_checkpoint(self.sources.reference)
         with audit_mode(model) as inner:
             reference = Scorer(inner, batch_size=self.settings.batch_size)
             options |= {"reference": reference, "reference_tokenizer": tokenizer}
-            return measure_membership(self.scorer, self.sources.members, self.sources.held_out, **options)
+            return measure_membership(self.scorer, members, held_out, **options)
+
+    def _sample(self, records: Sequence[Record]) -> list[Record]:
+        """At most `max_records` records of two tokens or more, at random."""
+        usable = [record for record in records if len(record.ids) >= 2]
+        if len(usable) <= self.settings.records.max_records:
+            return usable
+        stream = random.Random(f"memguard/membership/{self.plan.placement_seed}")
+        chosen = stream.sample(range(len(usable)), self.settings.records.max_records)
+        return [usable[index] for index in sorted(chosen)]
+
+    def _without_members(self, held_out: Sequence[Record]) -> list[Record]:
+        """Held-out records that are no members: a member among them would hide what training added."""
+        members = {record.ids for record in self.sources.members}
+        kept = [record for record in held_out if record.ids not in members]
+        if len(kept) < len(held_out):
+            self._note(f"{len(held_out) - len(kept)} of {len(held_out)} held-out records are members too, and were left out.")
+        return kept
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notices:
@@ -249,7 +283,8 @@ def _targets(item: GroupScores) -> list[tuple[str, Any, float]]:
 
 
 def _above_controls(measured: PriorAware, threshold: Threshold) -> PriorAware:
-    if measured.log_belief_ratio is None or threshold.mean_log_ratio is None:
+    """The ratio less its mean over controls, where it is an estimate and not the lower end that an open one is."""
+    if measured.log_belief_ratio is None or threshold.mean_log_ratio is None or measured.num_open_prefixes:
         return measured
     above = measured.log_belief_ratio - threshold.mean_log_ratio
     return measured.model_copy(update={"log_ratio_above_controls": above})

@@ -10,6 +10,31 @@ from memguard.canaries.plan import CanaryPlan
 from memguard.errors import InputError, ScoringError
 
 
+def check_reference(folder: Path, tokenizer: Any) -> None:
+    """Raise `InputError`, before anything is measured, where a reference model reads other tokens."""
+    other = load_tokenizer(folder)
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise InputError(f"reference '{folder}' must have the vocabulary of the audited model, got another one.")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Tokenizer of a checkpoint folder, offline, without code from it.
+
+    Raises:
+        InputError: not a folder with safetensors weights, or no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise InputError(f"checkpoint '{folder}' is not a folder.")
+    if not any(folder.glob("*.safetensors")):
+        raise InputError(f"checkpoint '{folder}' holds no safetensors weights; pickled weights are not opened.")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"checkpoint '{folder}' has no tokenizer that loads ({type(error).__name__}).") from None
+
+
 def load_checkpoint(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer of a checkpoint folder, offline, without code or pickles from it.
 
@@ -18,19 +43,12 @@ def load_checkpoint(folder: Path) -> tuple[Any, Any]:
         ScoringError: weights that do not load.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    if not folder.is_dir():
-        raise InputError(f"checkpoint '{folder}' is not a folder.")
-    if not any(folder.glob("*.safetensors")):
-        raise InputError(f"checkpoint '{folder}' holds no safetensors weights; pickled weights are not opened.")
+    tokenizer = load_tokenizer(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    except Exception as error:
-        raise InputError(f"checkpoint '{folder}' has no tokenizer that loads ({type(error).__name__}).") from None
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype="auto", **options)
     except Exception as error:

@@ -46,6 +46,8 @@ class PrefixSource:
             ids = list(self.ids_of(rng.randrange(self.num_rows)))
             if not ids:
                 continue
+            if tuple(ids[: len(lead_ids)]) == lead_ids:  # a row that begins with them is not given them twice
+                ids = ids[len(lead_ids) :] or ids
             start = rng.randrange(max(1, len(ids) - wanted + 1))
             windows.append((*lead_ids, *(int(token) for token in ids[start : start + wanted])))
             if len(windows) == number:

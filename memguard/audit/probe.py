@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -50,18 +49,21 @@ def run_probe(
     """
     groups = _fresh_groups(plan, tokenizer)
     spans = [span for group in groups for span in group.canary_spans]
-    weights = _copies(model)
     best: float | None = None
     try:
-        for rate in RATES:
-            _learn(model, weights, spans, rate)
-            with _swapped(model, weights):
-                best = _best_p_value(model, groups, batch_size, tolerance)
-            if best * len(spans) <= DETECTED_P:
-                break
+        for only_trained in (True, False):  # an adapter may be too small to learn; the path that sees is the same
+            weights = _copies(model, only_trained=only_trained)
+            for rate in RATES if weights else ():
+                _learn(model, weights, spans, rate)
+                with _swapped(model, weights):
+                    best = _best_p_value(model, groups, batch_size, tolerance)
+                if best * len(spans) <= DETECTED_P:
+                    return _result(len(spans), best), None
     except Exception as error:
         if best is None:
             return _result(0, None), f"the probe could not be made: it raised {type(error).__name__}."
+    if best is None:
+        return _result(0, None), "the probe could not be made: no weight of the model is small enough to be copied."
     return _result(len(spans), best), None
 
 
@@ -93,13 +95,19 @@ def _fresh_groups(plan: CanaryPlan, tokenizer: Any) -> list[Group]:
     return groups
 
 
-def _copies(model: Any) -> Weights:
-    """Copies of the weights that training moves, or of all where training moves none: the last ones, as many as are allowed."""
+def _copies(model: Any, *, only_trained: bool) -> Weights:
+    """Copies of the weights that training moves, or of all: the last ones, as many as fit; one that does not is left out."""
     named = [(name, one) for name, one in model.named_parameters() if one.is_floating_point()]
-    moved = [(name, one) for name, one in named if one.requires_grad] or named
-    sizes = np.cumsum([one.numel() for _, one in reversed(moved)])
-    kept = max(1, int((sizes <= MAX_WEIGHTS).sum()))
-    return {name: one.detach().clone().requires_grad_(True) for name, one in moved[-kept:]}
+    trained = [(name, one) for name, one in named if one.requires_grad]
+    if not only_trained and len(trained) in (0, len(named)):
+        return {}  # the first try took them all
+    copied: Weights = {}
+    room = MAX_WEIGHTS
+    for name, one in reversed((trained or named) if only_trained else named):
+        if one.numel() <= room:
+            copied[name] = one.detach().clone().requires_grad_(True)
+            room -= one.numel()
+    return copied
 
 
 def _learn(model: Any, weights: Weights, spans: Sequence[Span], rate: float) -> None:
@@ -119,6 +127,7 @@ def _learn(model: Any, weights: Weights, spans: Sequence[Span], rate: float) -> 
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
+            torch.clear_autocast_cache()  # an autocast around the audit would go on with the weights before the step
 
 
 @contextlib.contextmanager
@@ -129,10 +138,12 @@ def _swapped(model: Any, weights: Weights) -> Iterator[None]:
     try:
         for name, one in own.items():
             one.data = weights[name].detach()
+        torch.clear_autocast_cache()  # it keeps casts by tensor, and these tensors changed what they hold
         yield
     finally:
         for name, one in own.items():
             one.data = held[name]
+        torch.clear_autocast_cache()
 
 
 def _best_p_value(model: Any, groups: Sequence[Group], batch_size: int | None, tolerance: float) -> float:

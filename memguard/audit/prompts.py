@@ -21,7 +21,13 @@ from memguard.scoring.scorer import Scorer, Span, SpanScores
 
 
 def prompt_rows(
-    scorer: Scorer, targets: Sequence[Target], scores: SpanScores, settings: RecordSettings, *, seed: int
+    scorer: Scorer,
+    targets: Sequence[Target],
+    scores: SpanScores,
+    settings: RecordSettings,
+    *,
+    lead_ids: tuple[int, ...],
+    seed: int,
 ) -> list[PromptRow]:
     """Greedy extraction by length of the prefix and by its offset in the window; empty where neither is asked for.
 
@@ -30,6 +36,7 @@ def prompt_rows(
         targets: records with their whole prefix.
         scores: of the targets behind it.
         settings: `contexts` and `offsets`.
+        lead_ids: what a prefix begins with, where a record is not cut out of another.
         seed: of the text before a prefix.
     """
     if not settings.contexts and not settings.offsets:
@@ -47,7 +54,7 @@ def prompt_rows(
     whole = SpanScores(scores.log_probs[kept], scores.is_greedy[kept])
     rows = []
     for length in sorted(settings.contexts):
-        shorter = [_cut(span, length) for span in spans]
+        shorter = [_cut(span, length, lead_ids) for span in spans]
         rows.append(_row(scorer.score(shorter, seed=seed), prefix_tokens=length, offset=0))
     rows.append(_row(whole, prefix_tokens=settings.prefix_tokens, offset=0))
     for offset in sorted(settings.offsets):
@@ -79,10 +86,12 @@ def prompt_slopes(rows: Sequence[PromptRow]) -> list[PromptSlope]:
     return found
 
 
-def _cut(span: Span, length: int) -> Span:
-    """The same target behind the last `length` tokens of its prefix."""
-    dropped = span.start - length
-    return Span(span.ids[dropped:], length, span.end - dropped, span.label)
+def _cut(span: Span, length: int, lead_ids: tuple[int, ...]) -> Span:
+    """The same target behind the last `length` tokens of its prefix, and the lead where the whole prefix has it."""
+    lead = lead_ids if span.ids[: len(lead_ids)] == lead_ids else ()
+    ids = (*lead, *span.ids[span.start - length :])
+    start = len(lead) + length
+    return Span(ids, start, start + span.end - span.start, span.label)
 
 
 def _moved(span: Span, others: Sequence[Span], offset: int, seed: str) -> Span:

@@ -60,7 +60,7 @@ def measure_records(
     if mine is None:
         wanted = settings.records.prefix_tokens + settings.records.suffix_tokens
         raise EvidenceError(
-            f"data must hold a record of at least {wanted} tokens, got {len(members)} shorter ones. Ask for fewer tokens."
+            f"data must hold a record of at least {wanted} tokens that fits the model, got {len(members)} others."
         )
     others = _score(scorer, held_out, settings, lead_ids, seed, "held-out record") if held_out else None
     annotated: dict[int, PriorAware] = {}
@@ -68,7 +68,7 @@ def measure_records(
     if prior is not None:
         log_probs = mine.scores.log_probs.tolist()
         if any(map(prior.is_extractable, log_probs)):
-            threshold = _threshold(prior, others, settings)
+            threshold = _threshold(prior, others, settings, seed)
         for place, (target, log_prob) in enumerate(zip(mine.targets, log_probs, strict=True)):
             annotated[place] = (
                 prior.measure(target.span, log_prob, n=threshold.n) if threshold is not None else not_extractable(log_prob)
@@ -77,7 +77,7 @@ def measure_records(
         prefix_tokens=settings.records.prefix_tokens,
         suffix_tokens=settings.records.suffix_tokens,
         max_edits=settings.records.max_edits,
-        prompts=(prompts := prompt_rows(scorer, mine.targets, mine.scores, settings.records, seed=seed)),
+        prompts=(prompts := prompt_rows(scorer, mine.targets, mine.scores, settings.records, lead_ids=lead_ids, seed=seed)),
         prompt_slopes=prompt_slopes(prompts),
         members=_record_set(scorer, mine, settings, annotated, seed),
         held_out=_record_set(scorer, others, settings, {}, seed) if others is not None else None,
@@ -98,6 +98,7 @@ def _score(
         max_records=wanted.max_records,
         lead_ids=lead_ids,
         seed=f"memguard/records/{seed}/{label}",
+        max_length=scorer.model.max_length,
         label=label,
     )
     if not targets:
@@ -105,7 +106,7 @@ def _score(
     return _Scored(targets, scorer.score([target.span for target in targets], seed=seed), num_too_short)
 
 
-def _threshold(prior: PriorMeasurement, held_out: _Scored | None, settings: AuditSettings) -> Threshold:
+def _threshold(prior: PriorMeasurement, held_out: _Scored | None, settings: AuditSettings, seed: int) -> Threshold:
     assert settings.prior_aware is not None
     n = settings.prior_aware.n
     if n != "calibrated":
@@ -113,7 +114,11 @@ def _threshold(prior: PriorMeasurement, held_out: _Scored | None, settings: Audi
     found = None
     if held_out is not None:
         found = calibrate(
-            prior, [target.span for target in held_out.targets], held_out.scores.log_probs.tolist(), targets="records"
+            prior,
+            [target.span for target in held_out.targets],
+            held_out.scores.log_probs.tolist(),
+            targets="records",
+            seed=seed,
         )
     return found or given_threshold("records", FALLBACK)
 

@@ -18,6 +18,8 @@ from memguard.errors import InputError
 from memguard.files import read_text
 from memguard.scoring.scorer import Span
 
+JSON_LINES = (".jsonl", ".json", ".ndjson")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -48,14 +50,21 @@ def load_records(path: Path, tokenizer: Any, *, what: str = "data") -> list[Reco
     Raises:
         InputError: an unreadable file, a line that is no record, or no line at all.
     """
+    is_json = path.suffix.lower() in JSON_LINES
+    # Not splitlines(): a form feed or a line separator inside a text ends no line of the file.
+    lines = read_text(path, what=what).removeprefix("\ufeff").split("\n")
     records = []
-    for number, line in enumerate(read_text(path, what=what).splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{what} '{path.name}' line {number}"
-            is_json = path.suffix == ".jsonl"
-            records.append(
-                _parse(line, tokenizer, number, where) if is_json else _of_text(line, None, tokenizer, number, where)
+            record = (
+                _parse(line, tokenizer, number, where)
+                if is_json
+                else _of_text(line.rstrip("\r"), None, tokenizer, number, where)
             )
+            if record.ids and max(record.ids) >= len(tokenizer):
+                raise InputError(f"{where}: 'input_ids' must be below {len(tokenizer)}, the size of the tokenizer.")
+            records.append(record)
     if not records:
         raise InputError(f"{what} '{path.name}' holds no row.")
     return records
@@ -79,6 +88,10 @@ def _parse(line: str, tokenizer: Any, number: int, where: str) -> Record:
 
 
 def _of_text(text: str, span: Sequence[int] | None, tokenizer: Any, number: int, where: str) -> Record:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: 'text' must be valid Unicode, got half of a surrogate pair.") from None
     if span is None:
         return Record(text, tuple(tokenizer(text)["input_ids"]), number)
     start, end = _inside(span, len(text), where) or (0, 0)
@@ -105,6 +118,7 @@ def choose_targets(
     max_records: int,
     lead_ids: tuple[int, ...],
     seed: str,
+    max_length: int | None = None,
     label: str = "record",
 ) -> tuple[list[Target], int]:
     """A random sample of records, each with the part that is asked for.
@@ -116,15 +130,16 @@ def choose_targets(
         max_records: the sample's size at most.
         lead_ids: put before a prefix that does not begin with them.
         seed: of the sample.
+        max_length: positions of the model, None for no limit.
         label: how messages call a record.
 
     Returns:
-        Targets in the order of their lines, and how many records were too short for one.
+        Targets in the order of their lines, and how many records hold none, or none that fits the model.
     """
     usable = []
     for record in records:
         cut = _cut(record, prefix_tokens, suffix_tokens)
-        if cut is not None:
+        if cut is not None and (max_length is None or cut[2] - cut[0] + len(lead_ids) <= max_length):
             usable.append((record, *cut))
     chosen = usable
     if len(usable) > max_records:

@@ -66,7 +66,7 @@ class PriorAware(Document):
     )
     log_ratio_above_controls: float | None = Field(
         default=None,
-        description="log_belief_ratio less its mean over controls of the format: not explained by the template; nats",
+        description="log_belief_ratio less its mean over controls of the format, None: a lower end alone is known; nats",
     )
     confidence: float = Field(description="of each one-sided bound, 0..1")
     effective_sample_size: float | None = Field(

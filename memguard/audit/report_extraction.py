@@ -15,7 +15,7 @@ FoundBy = Literal["trained tokens", "text", "another prompt"]
 class SamplerSettings(Document):
     """How an attacker samples; tokens outside top-k or top-p are never drawn."""
 
-    temperature: float = Field(default=1.0, gt=0.0, allow_inf_nan=False, description="divides the logits")
+    temperature: float = Field(default=1.0, ge=1e-3, le=1e3, description="divides the logits")
     top_k: int | None = Field(default=40, ge=1, description="tokens kept; null keeps all")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="mass that the tokens kept must hold")
 

@@ -17,7 +17,9 @@ PrivacyScore = Literal["log p - log p at step 0, standardised within format", "l
 class Privacy(Document):
     """Lower bound of a record's epsilon from one run. Source: Steinke et al., arXiv 2305.08846; 0 proves no privacy."""
 
-    epsilon_lower_bound: float = Field(description="of one record, by group privacy where a canary has copies; no unit")
+    epsilon_lower_bound: float = Field(
+        description="of one record, at confidence 1 - significance and at delta; by group privacy where it has copies; no unit"
+    )
     cap: float = Field(description="what the bound would be with every guess right: no attack shows more; no unit")
     significance: float = Field(description="1 - confidence of the bound, 0..1")
     delta: float = Field(description="delta of one record that the bound is for, 0..1")
@@ -25,16 +27,20 @@ class Privacy(Document):
     num_guesses: int = Field(description="fixed in advance: the largest even number up to half of the coins")
     num_correct: int = Field(description="guesses that were right")
     num_tied: int = Field(description="guesses not made because of ties; they count as wrong")
-    repetitions: int = Field(description="copies of each canary that one coin moved; only one tier is in a bound")
+    repetitions: int = Field(
+        description="copies of each canary that one coin moved; they divide what can be shown, and one tier is in a bound"
+    )
     stated_epsilon: float | None = Field(description="the guarantee to be tested, None: none was stated; no unit")
     p_value: float | None = Field(
-        description="largest chance of as many right guesses under the stated epsilon and delta, 0..1; None: none was stated"
+        description="largest chance of as many right guesses if the stated epsilon held at delta, 0..1; None: none was stated"
     )
     min_attainable_p: float | None = Field(description="that p-value if every guess were right, 0..1; None: none was stated")
-    is_testable: bool | None = Field(description="cap reaches the stated epsilon; None: none was stated")
+    is_testable: bool | None = Field(
+        description="cap reaches the stated epsilon, or else copies, guesses or delta forbid it; None: none was stated"
+    )
     num_guesses_needed: int | None = Field(
-        description="smallest even number of guesses, all right, that would refute the stated epsilon; None: none was stated, "
-        "or no number is enough at this delta"
+        description="smallest even number of guesses, all right, that would refute the stated epsilon at so many copies; None: "
+        "none was stated, or no number is enough at this delta"
     )
     method: str = Field(description="how right guesses were turned into a bound")
     flags: list[str] = Field(default_factory=list, description="ties")

@@ -95,7 +95,7 @@ class RecordSet(Document):
     """Records of one kind: members of the training data, or held out."""
 
     n: int = Field(description="records measured")
-    num_too_short: int = Field(description="records that hold no target of the wanted length")
+    num_too_short: int = Field(description="records that hold no target of the wanted length, or none that fits the model")
     num_greedy: int = Field(description="records that greedy decoding writes")
     greedy_share: float = Field(description="share of those, 0..1. Source: Carlini et al., ICLR 2023, 2202.07646")
     greedy_low: float = Field(description="lower end of its interval (Clopper-Pearson)")

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from memguard.canaries.encoding import Join
 from memguard.canaries.formats import CanaryFormat
-from memguard.documents import SCHEMA_VERSION, Document, document_digest, load_document
+from memguard.documents import SCHEMA_VERSION, Document, json_digest, load_document
 from memguard.errors import InputError
 from memguard.files import write_text_atomic
 
@@ -92,8 +92,12 @@ class CanaryPlan(Document):
 
     @property
     def digest(self) -> str:
-        """sha256 over the whole plan with its nonce: names the plan, tells nothing of it."""
-        return document_digest(self)
+        """sha256 over the whole plan with its nonce: names the plan, tells nothing of it.
+
+        A plan without a probe has the digest it had before plans could have one, which ledgers and baselines hold.
+        """
+        left_out = None if self.probe else {"probe"}
+        return json_digest(self.model_dump(mode="json", exclude=left_out))
 
     def format_named(self, name: str) -> PlannedFormat:
         """The format called `name`."""

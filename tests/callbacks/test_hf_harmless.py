@@ -104,6 +104,34 @@ def test_reports_are_written_at_start_cadence_save_and_end(settings: Any, traine
     assert "<svg" in (output / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("audit", "options", "full_steps"),
+    [
+        ({"on": ["save"], "full_on": ["save"]}, {"save_strategy": "steps", "save_steps": 5}, {5, 10}),
+        ({"on": ["save", "end"], "full_on": ["save"]}, {"save_strategy": "steps", "save_steps": 5}, {5, 10}),
+        ({"on": ["save", "end"], "full_on": ["end"]}, {"save_strategy": "steps", "save_steps": 5}, {10}),
+        (
+            {"every": {"steps": 2}, "on": ["evaluate"], "full_on": ["evaluate"]},
+            {"eval_strategy": "steps", "eval_steps": 4},
+            {4, 8, 10},
+        ),
+    ],
+)
+def test_every_moment_that_is_to_be_full_is(
+    audit: dict[str, Any],
+    options: dict[str, Any],
+    full_steps: set[int],
+    settings: Any,
+    trainer_of: Any,
+    blocks: Any,
+    tmp_path: Path,
+) -> None:
+    callback = HFAuditCallback(settings(audit=audit))
+    trainer_of(blocks[:40], [callback], trainer={"eval_dataset": blocks[40:48]}, **options).train()
+    reports = [load_report(path) for path in sorted((tmp_path / "out" / "memguard_audit" / "reports").iterdir())]
+    assert {report.subject.global_step for report in reports if report.is_full} == full_steps
+
+
 def test_a_report_beside_a_checkpoint_is_bound_to_its_bytes_and_its_ledger(
     settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
 ) -> None:

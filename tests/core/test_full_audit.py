@@ -12,17 +12,21 @@ from secret_search import leaks
 from test_audit import NAMED, PIN, config_of, teach
 
 from memguard.audit import AuditRunner, run_audit
+from memguard.audit.calibration import calibrate
 from memguard.audit.config import parse_config
 from memguard.audit.extraction import _chances, _find, _Prompt, _Written
-from memguard.audit.full import Sources
+from memguard.audit.full import Sources, _above_controls
 from memguard.audit.items import build_groups
-from memguard.audit.prior import PrefixSource
+from memguard.audit.prior import PrefixSource, not_extractable
+from memguard.audit.prompts import _cut
 from memguard.audit.records import Record
 from memguard.audit.report import AuditReport, Subject
+from memguard.audit.report_records import Threshold
 from memguard.canaries.drawing import draw_plan
+from memguard.errors import MissingExtraError
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.sampling import Sampler, score_under_sampler
-from memguard.scoring.scorer import Scorer
+from memguard.scoring.scorer import Scorer, Span
 
 BARE = {"positive_control": None}
 START = Subject(kind="live", digest=None, global_step=0, epoch=None)
@@ -376,3 +380,71 @@ def test_no_secret_is_in_a_full_report(taught: Any, tokenizer: Any, blocks: Any)
     source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])
     text = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(prior=source)).model_dump_json()
     assert leaks(text.encode(), plan, tokenizer) == []
+
+
+def test_records_that_the_model_has_no_positions_for_cost_their_part_alone(tiny_model: Any, tokenizer: Any) -> None:
+    config = record_config(records={"prefix_tokens": 100, "suffix_tokens": 50})
+    plan = draw_plan(config.canaries, tokenizer)
+    members = [Record(None, tuple(range(1, 201)), line) for line in range(1, 4)]  # the model has 128 positions
+    report = run_audit(tiny_model, tokenizer, plan=plan, config=config, full=Sources(members=members))
+    assert (report.status, report.records) == ("valid", None)
+    assert any(
+        "records were not measured: data must hold a record of at least 150 tokens that fits" in n for n in report.notices
+    )
+
+
+def test_what_goes_wrong_in_one_part_is_a_notice_and_the_others_are_measured(
+    overfitted: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MissingExtraError("the confound check", "hf")
+
+    monkeypatch.setattr("memguard.audit.full.measure_membership", fail)
+    config = record_config(membership={"scores": ["loss"]})
+    plan = draw_plan(config.canaries, tokenizer)
+    model, members, held_out = overfitted
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(members=members, held_out=held_out))
+    assert report.status == "valid"
+    assert report.membership is None
+    assert report.records is not None
+    assert any(one.startswith("membership was not measured: the confound check needs the extra 'hf'") for one in report.notices)
+
+
+def test_a_ratio_that_is_a_lower_end_is_not_compared_with_the_controls_mean() -> None:
+    threshold = Threshold(targets="own", n=10.0, method="quantile", mean_log_ratio=2.0)
+    measured = not_extractable(-1.0).model_copy(update={"verdict": "PA (certified)", "log_belief_ratio": 5.0})
+    assert _above_controls(measured, threshold).log_ratio_above_controls == 3.0
+    is_open = measured.model_copy(update={"num_open_prefixes": 7})
+    assert _above_controls(is_open, threshold).log_ratio_above_controls is None
+
+
+def test_calibration_takes_a_random_sample_of_many_targets_and_not_the_first() -> None:
+    asked: list[int] = []
+
+    class Measurement:
+        def log_ratios(self, spans: Any, log_probs: Any) -> list[float]:
+            asked.extend(spans)
+            return [0.0] * len(spans)
+
+    found = calibrate(Measurement(), list(range(1000)), [-1.0] * 1000, targets="records", seed=3)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.num_targets == len(set(asked)) == 64
+    assert asked == sorted(asked)
+    assert sum(asked) / 64 == pytest.approx(500, abs=4 * 1000 / math.sqrt(12 * 64))  # four standard errors
+
+
+def test_prior_prefixes_of_rows_that_begin_with_the_lead_hold_it_once() -> None:
+    rows = [[9, 1, 2, 3, 4], [9, 5, 6], [7, 8, 1, 2, 3, 4]]
+    windows = PrefixSource(3, rows.__getitem__).windows(200, length=4, lead_ids=(9,), seed="s")
+    assert all(window[0] == 9 and 9 not in window[1:] for window in windows)
+    assert {window for window in windows if 5 in window} == {(9, 5, 6)}  # the whole short row
+    assert {window for window in windows if 7 in window} == {(9, 7, 8, 1)}
+    bare = PrefixSource(1, lambda _: [9]).windows(3, length=4, lead_ids=(9,), seed="s")
+    assert set(bare) == {(9, 9)}  # a row of nothing but the lead has nothing else to give
+
+
+def test_a_shorter_context_keeps_what_every_prefix_begins_with() -> None:
+    span = Span((9, 1, 2, 3, 4, 5), 4, 6)
+    assert (_cut(span, 2, (9,)).ids, _cut(span, 2, (9,)).start) == ((9, 2, 3, 4, 5), 3)
+    assert (_cut(span, 2, ()).ids, _cut(span, 2, ()).start) == ((2, 3, 4, 5), 2)
+    assert _cut(Span((8, 1, 2, 3, 4, 5), 4, 6), 2, (9,)).ids == (2, 3, 4, 5)

@@ -25,6 +25,7 @@ from memguard.canaries.encoding import SecretEncoder, tokenizer_digest
 from memguard.canaries.formats import AlphabetSpace, CanaryFormat, DigitsSpace, LuhnSpace, TokensSpace, WordsSpace
 from memguard.canaries.plan import CanaryPlan, PlannedCanary, Randomness, load_plan
 from memguard.canaries.settings import CanarySettings, InTrainingControl, PositiveControlSettings
+from memguard.documents import json_digest
 from memguard.errors import CanaryError, InputError
 
 PIN = CanaryFormat(name="pin", template="The pin of {name} is {secret}.", secret=DigitsSpace(length=9))
@@ -611,3 +612,9 @@ def test_a_plan_cannot_be_changed_in_place(plan: CanaryPlan) -> None:
         plan.nonce = "0"  # type: ignore[misc]
     with pytest.raises(ValidationError, match="frozen"):
         plan.canaries[0].secret = "0"  # type: ignore[misc]
+
+
+def test_a_plan_without_a_probe_keeps_the_digest_it_had_before_plans_could_have_one(plan: CanaryPlan) -> None:
+    before = json_digest({key: value for key, value in plan.model_dump(mode="json").items() if key != "probe"})
+    assert (plan.probe, plan.digest) == (False, before)
+    assert plan.model_copy(update={"probe": True}).digest != before

@@ -48,6 +48,9 @@ def test_plain_text_has_a_record_a_line(tmp_path: Path, tokenizer: Any) -> None:
         ('{"text": "abc", "span": [0, 4]}', "'span' must lie within the record, 0 <= start < end <= 3"),
         ('{"input_ids": [1, 2], "span": [1, 1]}', "'span' must lie within the record"),
         ("", "holds no row"),
+        ('{"input_ids": [512]}', "'input_ids' must be below 512, the size of the tokenizer"),
+        (json.dumps({"input_ids": [10**30]}), "must be below 512"),
+        ('{"text": "\\ud800"}', "'text' must be valid Unicode, got half of a surrogate pair"),
     ],
 )
 def test_a_line_that_is_no_record_is_named_and_not_quoted(tmp_path: Path, tokenizer: Any, line: str, match: str) -> None:
@@ -56,6 +59,17 @@ def test_a_line_that_is_no_record_is_named_and_not_quoted(tmp_path: Path, tokeni
     with pytest.raises(InputError, match=match) as caught:
         load_records(path, tokenizer)
     assert "abc" not in str(caught.value)
+
+
+def test_only_a_newline_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "members.JSON"
+    path.write_text(
+        "\ufeff" + json.dumps({"text": "one\u2028two"}, ensure_ascii=False) + "\r\n" + '{"text": "three"}', encoding="utf-8"
+    )
+    assert [(one.text, one.line) for one in load_records(path, tokenizer)] == [("one\u2028two", 1), ("three", 2)]
+    plain = tmp_path / "members.txt"
+    plain.write_bytes("one\x0ctwo\x85three\r\nfour\n".encode())
+    assert [one.text for one in load_records(plain, tokenizer)] == ["one\x0ctwo\x85three", "four"]
 
 
 def choose(records: list[Record], **changes: Any) -> Any:
@@ -75,6 +89,11 @@ def test_a_span_is_the_target_behind_at_most_the_prefix() -> None:
     )
     assert num_too_short == 1  # nothing stands before the last one
     assert [(one.span.prefix_ids, one.span.suffix_ids) for one in targets] == [((2, 3), (4, 5)), ((1,), (2,))]
+
+
+def test_a_target_that_the_model_has_no_positions_for_is_left_out() -> None:
+    targets, num_left_out = choose([Record(None, (1, 2, 3, 4, 5, 6), 1), Record(None, (1, 2, 3), 2, (1, 3))], max_length=4)
+    assert ([one.line for one in targets], num_left_out) == ([2], 1)
 
 
 def test_lead_ids_are_put_once() -> None:

@@ -87,6 +87,13 @@ def test_the_share_of_written_records_has_three_outcomes(report, evaluate, num_g
     assert "the share of 100 real records that greedy decoding writes" in result.reason.lower()
 
 
+@pytest.mark.parametrize("field", ["records.greedy_share", "membership.auroc", "ledger.token_share"])
+@pytest.mark.parametrize("limit", [1.0, 2.0])
+def test_a_limit_on_a_share_that_could_never_block_is_refused(field, limit):
+    with pytest.raises(ValueError, match=f"the field {field} lies in 0..1, so a max of {limit:g} could never block"):
+        Policy.model_validate({"version": 1, "rules": [{"name": "limit", "field": field, "max": limit}]})
+
+
 def test_records_that_were_not_measured_are_no_pass(report, evaluate):
     result = evaluate(report, **GREEDY)
     assert result.outcome == "invalid"
@@ -155,7 +162,7 @@ def test_a_guarantee_that_cannot_be_compared_is_no_evidence(report, make_policy,
 def test_without_coins_there_is_nothing_to_hold_a_guarantee_against(report, make_policy):
     decision, rule = outcome_of(report, make_policy)
     assert decision.exit_code == 3
-    assert "inclusion: coin" in rule.reason
+    assert "No coins were thrown" in rule.reason
 
 
 @pytest.mark.parametrize(("num_found", "is_evidence"), [(1, False), (0, True)])
