@@ -234,7 +234,7 @@ def scaling(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the fits as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """How exposure and extraction grow with repetitions, training and model size: slopes and a forecast."""
+    """How exposure and extraction grow with sightings, training and model size: slopes and a forecast."""
     from memguard.audit.comparison import labels_of
     from memguard.audit.report import load_report
     from memguard.audit.scaling import measure_scaling

@@ -38,6 +38,9 @@ UNITS: dict[Metric, Literal["bits", "nats", "share"]] = {
 SCORING = ("dtype", "autocast", "score")  # scores made otherwise do not compare
 RANKING = ("references", "references_per_name", "exact")  # exposures do, once both are recomputed alike
 RECOMPUTED = "recomputed sampled"
+OTHER_WAY = "means go the other way"  # a median of pairs and the difference of means have other signs
+SAME_NAMES = ("report", "memguard_audit", "/")
+ROUNDING = 1e-9  # means closer than this, in their unit, differ by rounding alone
 ONE_RUN = "One training run a side: variation from run to run is in no interval."
 
 
@@ -62,16 +65,18 @@ class DifferenceRow(Document):
     n_b: int = Field(description="count of canaries in B")
     mean_a: float = Field(description="mean in A, in the unit")
     mean_b: float = Field(description="mean in B, in the unit")
-    difference: float = Field(description="B minus A: of means, or a median where the method says so")
-    low: float = Field(description="lower end of the interval of the difference")
+    difference: float = Field(description="B minus A: of means, or a median of pairs or shifts where the method says so")
+    low: float = Field(description="lower end of the interval of the difference, of the mean or median as it is")
     high: float = Field(description="upper end of it")
     confidence: float = Field(description="coverage that the interval reaches, 0..1")
-    p_value: float | None = Field(description="two-sided, of no difference, 0..1")
-    method: str = Field(description="of interval and test")
+    p_value: float | None = Field(description="two-sided, of no difference, by the test that the method names; 0..1")
+    method: str = Field(description="of difference and interval, then the test behind the p-value")
     num_capped_a: int = Field(default=0, description="canaries above every reference: their exposure is at its cap")
     num_capped_b: int = Field(default=0, description="count of those in B at the cap")
     cap_bits: float | None = Field(default=None, description="the largest sampled exposure either side could print; bits")
-    flags: list[str] = Field(default_factory=list, description="identical, no spread, too few")
+    flags: list[str] = Field(
+        default_factory=list, description="identical, no spread, too few, lower ends, means go the other way"
+    )
 
     @property
     def is_measurable(self) -> bool:
@@ -172,6 +177,8 @@ def labels_of(paths: Sequence[Path]) -> list[str]:
         ['plain', 'dedup']
     """
     parts = [[path.stem, *reversed(path.absolute().parts[:-1])] for path in paths]
+    if len(parts) == 1:  # nothing to be told from: the first name that is not that of every report
+        return [next((name for name in parts[0] if name not in SAME_NAMES), parts[0][0])]
     for names in zip(*parts, strict=False):
         if len(set(names)) == len(names):
             return list(names)
@@ -321,6 +328,9 @@ def _estimate(a: Figures, b: Figures, is_paired: bool, confidence: float) -> Dif
 
 
 def _row(group: _Group, metric: Metric, a: Figures, b: Figures, found: DifferenceEstimate) -> DifferenceRow:
+    is_tested = found.method.startswith("paired ")  # the other methods name their test
+    shift = float(b.mean() - a.mean())
+    other_way = [OTHER_WAY] if abs(shift) > ROUNDING and shift * found.value < 0.0 else []
     return DifferenceRow(
         format=group.format,
         tier=group.tier,
@@ -335,8 +345,8 @@ def _row(group: _Group, metric: Metric, a: Figures, b: Figures, found: Differenc
         high=found.high,
         confidence=found.confidence,
         p_value=found.p_value,
-        method=found.method,
-        flags=list(found.flags),
+        method=f"{found.method}; p: sign flips, mean" if is_tested else found.method,
+        flags=[*found.flags, *other_way],
     )
 
 
@@ -421,7 +431,8 @@ def _sentences(
         pooled = [row for row in mine if row.format is None]
         for row in [row for row in (pooled or mine) if row.metric == "exposure"]:
             where = f"tier {tier}" if pooled or len({row.format for row in mine}) == 1 else f"tier {tier} of '{row.format}'"
-            told.append(_exposure_sentence(row, where, label_a, label_b, confidence))
+            scores = [other for other in mine if other.metric == "log_prob" and other.format == row.format]
+            told.append(_exposure_sentence(row, scores, where, label_a, label_b, confidence))
             told += [
                 _extraction_sentence(other, where, label_a, label_b)
                 for other in mine
@@ -430,29 +441,45 @@ def _sentences(
     return told
 
 
-def _exposure_sentence(row: DifferenceRow, where: str, label_a: str, label_b: str, confidence: float) -> str:
-    """The drop from A to B in plain words; a drop is A minus B."""
-    drop, low, high = (show_plain(-value) for value in (row.difference, row.high, row.low))
+def _exposure_sentence(
+    row: DifferenceRow, scores: Sequence[DifferenceRow], where: str, label_a: str, label_b: str, confidence: float
+) -> str:
+    """What B did to exposure in plain words: lowered, raised or neither, and then what `log_prob` shows in its place."""
     if not row.is_measurable:
         few = (
             f"; {min(row.n_a, row.n_b)} canaries are too few for an interval at {confidence:.0%}"
             if "too few" in row.flags
             else ""
         )
-        text = f"{label_b} did not lower exposure of {where} measurably: the drop is {drop} bits ({low} to {high}{few})"
+        change = f"{label_b} - {label_a} is {_show_signed(row.difference)} bits"
+        text = f"{label_b} did not change exposure of {where} measurably: {change} ({_ends(row)}{few})"
     elif row.difference < 0:
+        drop, low, high = (show_plain(-value) for value in (row.difference, row.high, row.low))
         least = "at least " if row.num_capped_a and not row.num_capped_b else ""
         text = f"{label_b} lowered exposure of {where} by {least}{drop} bits ({low} to {high})"
     else:
         least = "at least " if row.num_capped_b and not row.num_capped_a else ""
         rise, low, high = (show_plain(value) for value in (row.difference, row.low, row.high))
         text = f"{label_b} raised exposure of {where} by {least}{rise} bits ({low} to {high})"
+    changed = [other for other in scores if other.is_measurable and not row.is_measurable]
     if row.num_capped_a and row.num_capped_b:
         text += (
             f"; {row.num_capped_a} of {row.n_a} canaries in {label_a} and {row.num_capped_b} of {row.n_b} in {label_b} are "
-            "above every reference, where exposure tells no more and log_prob does"
+            f"above every reference, where exposure tells no more{'' if changed else ' and log_prob does'}"
         )
-    return text + "."
+    for other in changed:
+        text += f"; log_prob did change: {label_b} - {label_a} is {_show_signed(other.difference)} nats ({_ends(other)})"
+    return f"{text}; the {OTHER_WAY}." if OTHER_WAY in row.flags else f"{text}."
+
+
+def _show_signed(value: float) -> str:
+    """A change with its sign; 0 has none."""
+    text = show_plain(value)
+    return f"+{text}" if float(text) > 0.0 else text
+
+
+def _ends(row: DifferenceRow) -> str:
+    return f"{show_plain(row.low)} to {show_plain(row.high)}"
 
 
 def _extraction_sentence(row: DifferenceRow, where: str, label_a: str, label_b: str) -> str:

@@ -211,6 +211,8 @@ def _notes(bound: PrivacyBound, left_out: Sequence[int], *, enters_as_record: bo
         notes.append(f"Fewer than four coins ({bound.num_coins}): nothing can be guessed.")
     if bound.is_testable is False:
         needed = f"{bound.num_guesses_needed} are needed" if bound.num_guesses_needed else "no number is enough at this delta"
+        if bound.repetitions > 1:
+            needed = f"canaries of tier 1 would show {bound.repetitions} times as much"
         notes.append(
             f"The stated epsilon {bound.stated_epsilon:g} cannot be tested with {bound.num_guesses} guesses, which show at "
             f"most {bound.cap:.2f}: {needed}."

@@ -36,7 +36,6 @@ from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, SpanScores
 
 Progress = Callable[[int, int], None]
-LEAST_COINS = 4  # two guesses, one of either kind
 
 
 class AuditRunner:
@@ -155,16 +154,14 @@ class AuditRunner:
         coins = {canary.id: canary.role == "canary" for canary in thrown}
         once = ledger is not None and ledger.plant_once
         tiers = {canary.id: 1 if once else canary.tier for canary in thrown}
-        privacy = None
-        if len(thrown) >= LEAST_COINS:
-            privacy = measure_privacy(
-                rows,
-                inclusion=self.plan.inclusion,
-                coins=coins,
-                tiers=tiers,
-                stated_epsilon=self.dp.epsilon if self.dp is not None else None,
-                delta=self.dp.delta if self.dp is not None else 0.0,
-            )
+        privacy = measure_privacy(
+            rows,
+            inclusion=self.plan.inclusion,
+            coins=coins,
+            tiers=tiers,
+            stated_epsilon=self.dp.epsilon if self.dp is not None else None,
+            delta=self.dp.delta if self.dp is not None else 0.0,
+        )
         counterfactual = measure_counterfactual(rows, inclusion=self.plan.inclusion, coins=coins, tiers=tiers)
         return {"privacy": privacy, "counterfactual": counterfactual}
 

@@ -1,7 +1,8 @@
 """How memorisation grows over a set of audits: with repetitions, with training, with model size; fitted and forecast.
 
 Exposure is the mean of a tier over all formats, in bits; extraction is the share of its canaries, 0..1. Slopes are per tenfold.
-Points of one run, or of one plan, share canaries: their residuals are not quite independent and intervals are a guide.
+Points of one run are of the same canaries at several checkpoints: they depend on each other, are flagged *dependent points*,
+and their intervals are too narrow. Points of one plan in several models share canaries, and their intervals are a guide.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ Quantity = Literal["exposure", "extracted share"]
 Against = Literal["repetitions", "epoch", "step", "model size"]
 UNITS: dict[Quantity, Literal["bits", "share"]] = {"exposure": "bits", "extracted share": "share"}
 PLANTING = ("plant_once", "count")
+DEPENDENT = "dependent points"
+DEPENDENT_NOTE = (
+    "Points of one run, of the same canaries at several checkpoints, depend on each other: their intervals are too narrow."
+)
 WORDS: dict[Against, str] = {
-    "repetitions": "repetitions",
+    "repetitions": "sightings",
     "epoch": "epochs",
     "step": "steps",
     "model size": "model size",
@@ -69,7 +74,7 @@ class ScalingFit(Document):
 
     quantity: Quantity = Field(description="what is fitted")
     unit: Literal["bits", "share"] = Field(description="of the quantity")
-    against: Against = Field(description="the variable, on a log10 axis")
+    against: Against = Field(description="the variable, on a log10 axis; repetitions are sightings that reached the loss")
     tier: int | None = Field(description="planned repetitions; None: the tiers are the points")
     report: str | None = Field(description="the one report behind it; None: several")
     num_parameters: int | None = Field(description="of the one model behind a curve of training, where it is known")
@@ -77,11 +82,11 @@ class ScalingFit(Document):
     slope: float = Field(description="for every tenfold")
     low: float = Field(description="lower end of the interval of the slope")
     high: float = Field(description="upper end of it")
-    intercept: float = Field(description="at 1 repetition, step or parameter")
+    intercept: float = Field(description="at 1 sighting, step or parameter")
     r_squared: float | None = Field(description="None: the quantity does not vary")
     n: int = Field(description="count of points")
     confidence: float = Field(description="of every interval, 0..1")
-    flags: list[str] = Field(description="what limits the fit")
+    flags: list[str] = Field(description="what limits the fit; dependent points: several checkpoints of one run")
     forecast: Forecast | None = Field(description="the next point, None: too few points")
     held_back: HeldBackScore | None = Field(description=f"None: needs {MIN_DISTINCT + 1} points, one of them last")
 
@@ -158,6 +163,7 @@ def measure_scaling(reports: Sequence[AuditReport], *, labels: Sequence[str], co
         ]
         for fit in _fits(curve, confidence, missing)
     ]
+    notes += [DEPENDENT_NOTE] if any(DEPENDENT in fit.flags for fit in fits) else []
     return Scaling(
         reports=[one.side for one in audits],
         confidence=confidence,
@@ -218,7 +224,7 @@ def _repetition_curves(audits: Sequence[_Audit], missing: list[str]) -> list[_Cu
     curves, everything = [], []
     for one in audits:
         if any(row.num_seen is None for row in one.rows):
-            missing.append(f"repetitions: report '{one.label}' has no ledger that says how often canaries were seen.")
+            missing.append(f"sightings: report '{one.label}' has no ledger that says how often canaries were seen.")
             continue
         points = []
         for tier in _tiers([one]):
@@ -237,7 +243,7 @@ def _training_curves(audits: Sequence[_Audit], missing: list[str], notes: list[s
     """Each tier of one run against epochs, or steps where epochs are not known."""
     runs: dict[tuple[str, int | None], list[_Audit]] = {}
     for one in audits:
-        runs.setdefault((one.side.plan_digest, one.side.num_parameters), []).append(one)
+        runs.setdefault(_run_of(one), []).append(one)
     curves = []
     for (_, num_parameters), members in runs.items():
         against: Against = "epoch" if all(one.side.subject.epoch is not None for one in members) else "step"
@@ -295,12 +301,23 @@ def _fits(curve: _Curve, confidence: float, missing: list[str]) -> Iterable[Scal
     distinct = sorted({x for x, _, _ in points})
     if len(distinct) < MIN_DISTINCT:
         where = "" if curve.report is None else f" in '{curve.report}'"
-        missing.append(f"{curve.against}{where}: needs {MIN_DISTINCT} different values above 0, got {len(distinct)}.")
+        missing.append(f"{WORDS[curve.against]}{where}: needs {MIN_DISTINCT} different values above 0, got {len(distinct)}.")
         return
     rows = [row for _, _, members in points for row in members]
     cap = max(row.exposure.cap_bits for row in rows)
-    yield _fit(curve, "exposure", points, (0.0, cap), confidence, _estimator_flags(rows))
-    yield _fit(curve, "extracted share", points, (0.0, 1.0), confidence, [])
+    shared = _dependence_flags([audit for _, audit, _ in points])
+    yield _fit(curve, "exposure", points, (0.0, cap), confidence, [*_estimator_flags(rows), *shared])
+    yield _fit(curve, "extracted share", points, (0.0, 1.0), confidence, shared)
+
+
+def _dependence_flags(audits: Sequence[_Audit]) -> list[str]:
+    """*dependent points*: several checkpoints of one plan and model size, so of one run, are in one curve."""
+    checkpoints = {one.side.report_digest: _run_of(one) for one in audits}
+    return [DEPENDENT] if len(set(checkpoints.values())) < len(checkpoints) else []
+
+
+def _run_of(audit: _Audit) -> tuple[str, int | None]:
+    return audit.side.plan_digest, audit.side.num_parameters
 
 
 def _estimator_flags(rows: Sequence[CanaryRow]) -> list[str]:
@@ -388,9 +405,13 @@ def _sentence(fit: ScalingFit) -> str:
     where += "" if fit.num_parameters is None else f" of the model of {fit.num_parameters:,} parameters"
     what = "The extracted share" if is_share else "Exposure"
     if "no spread" in fit.flags:
+        sizes = [point.n for point in fit.points]
+        number = " to ".join(f"{one:,}" for one in sorted({min(sizes), max(sizes)}))
         level = f"{show_plain(100 * fit.intercept)}%" if is_share else f"{show_plain(fit.intercept)} bits"
-        return f"{what}{of_tier} is {level} at all {fit.n} points of {WORDS[fit.against]}{where}; there is no slope to fit."
-    text = f"{what}{of_tier} changes by {shown[0]} {unit} ({shown[1]} to {shown[2]}) for tenfold {WORDS[fit.against]}{where}"
+        points = f"all {fit.n} points of {WORDS[fit.against]}{where}, of {number} canaries each"
+        return f"{what}{of_tier} is {level} at {points}; there is no slope to fit."
+    ends = f"{_percent(fit.confidence)} interval {shown[1]} to {shown[2]}"
+    text = f"{what}{of_tier} changes by {shown[0]} {unit} ({ends}) for tenfold {WORDS[fit.against]}{where}"
     text += f", over {fit.n} points (R squared {fit.r_squared:.2f})"
     return text + _forecast_words(fit, is_share) + "."
 
@@ -406,10 +427,15 @@ def _forecast_words(fit: ScalingFit, is_share: bool) -> str:
         one = fit.forecast
         clipped = ", clipped to what can be measured" if "clipped" in one.flags else ""
         at = f"{one.x:,.6g} {'parameters' if fit.against == 'model size' else WORDS[fit.against]}"
-        text += f"; at {at} it is forecast at {show(one.value)} ({show(one.low, one.high)}{clipped})"
+        ends = f"{_percent(fit.confidence)} prediction interval {show(one.low, one.high)}{clipped}"
+        text += f"; at {at} it is forecast at {show(one.value)} ({ends})"
     if fit.held_back is not None:
         held = fit.held_back
         verdict = "inside" if held.is_inside else "outside"
         text += f"; the last point, held back, was forecast at {show(held.forecast)} and is {show(held.observed)}: {verdict}"
-        text += " its interval"
+        text += f" its {_percent(fit.confidence)} interval"
     return text
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

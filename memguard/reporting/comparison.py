@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memguard.audit.comparison import Comparison, DifferenceRow, Side
-from memguard.audit.scaling import Scaling, ScalingFit
+from memguard.audit.scaling import WORDS, Scaling, ScalingFit
 from memguard.reporting.formatting import show_number
 
 LEFT = ("format", "metric", "method", "quantity", "against", "of", "held back")
@@ -27,7 +27,8 @@ def comparison_view(comparison: Comparison, *, is_plain: bool) -> RenderableType
         A rich renderable.
     """
     a, b = comparison.a.label, comparison.b.label
-    columns = ("tier", "format", "metric", "n", a, b, f"{b} - {a}", "interval", "p", "method")
+    means = (f"mean {a}", f"mean {b}")
+    columns = ("tier", "format", "metric", "n", *means, f"{b} - {a}", "interval of the difference", "p", "method")
     how = "the same canaries, pair by pair" if comparison.is_paired else "groups of canaries, not pairs"
     cells = [_difference_cells(row) for row in comparison.rows]
     reasons = [f"Not paired: {reason}." for reason in comparison.not_paired]
@@ -73,11 +74,18 @@ def _difference_cells(row: DifferenceRow) -> list[str]:
         str(row.n_a) if row.n_a == row.n_b else f"{row.n_a}, {row.n_b}",
         show_number(row.mean_a),
         show_number(row.mean_b),
-        show_number(row.difference),
+        f"{show_number(row.difference)}{_kind(row)}",
         f"{_span(row.low, row.high)} ({_percent(row.confidence)})",
         "-" if row.p_value is None else f"{row.p_value:.2g}",
         "; ".join([row.method, *flags]),
     ]
+
+
+def _kind(row: DifferenceRow) -> str:
+    """What a difference is of, where it is not that of the two means beside it."""
+    if row.method.startswith("paired order statistics"):
+        return " (median of pairs)"
+    return " (median shift)" if row.method.startswith("Hodges-Lehmann") else ""
 
 
 def _fit_cells(fit: ScalingFit) -> list[str]:
@@ -86,7 +94,7 @@ def _fit_cells(fit: ScalingFit) -> list[str]:
     forecast, held = "-", "-"
     if fit.forecast is not None:
         one = fit.forecast
-        forecast = f"{show_number(one.value)} at {one.x:,.6g} ({_span(one.low, one.high)})"
+        forecast = f"{show_number(one.value)} at {one.x:,.6g} ({_span(one.low, one.high)}, {_percent(fit.confidence)})"
     if fit.held_back is not None:
         back = fit.held_back
         verdict = "inside" if back.is_inside else "outside"
@@ -94,7 +102,7 @@ def _fit_cells(fit: ScalingFit) -> list[str]:
         held = f"{show_number(back.observed)} for {show_number(back.forecast)} ({forecast_range}), {verdict}"
     return [
         f"{fit.quantity} ({fit.unit})" if fit.unit != "share" else fit.quantity,
-        fit.against,
+        WORDS[fit.against],
         ", ".join([*of, fit.report or "all reports"]),
         str(fit.n),
         show_number(fit.slope),

@@ -268,8 +268,8 @@ DEFINITIONS = [
     Definition(
         "Cap of epsilon",
         "no unit",
-        "The bound with every guess right. Where it is below the stated epsilon the guarantee cannot be tested with so few "
-        "guesses.",
+        "The bound with every guess right. It grows with the guesses and is divided by the copies that each coin moved. Where "
+        "it is below the stated epsilon, the guarantee cannot be tested.",
         ONE_RUN,
     ),
     Definition(

@@ -6,6 +6,7 @@ Rounding is for the eye only; the JSON report holds the full figures.
 from __future__ import annotations
 
 import math
+import re
 
 NOT_MEASURED = "not measured"
 LARGEST_PLAIN_COUNT = 10_000_000
@@ -84,6 +85,16 @@ def show_percent(share: float | None, *, missing: str = NOT_MEASURED) -> str:
     if share is None:
         return missing
     return "over 99.9%" if 0.9995 <= share < 1 else f"{show_number(100 * share)}%"
+
+
+def show_level(confidence: float) -> str:
+    """A confidence of 0..1 as people write it.
+
+    Example:
+        >>> show_level(0.95), show_level(0.96875), show_level(0.99999)
+        ('95%', '96.9%', 'over 99.9%')
+    """
+    return re.sub(r"\.0+%$", "%", show_percent(confidence))
 
 
 def show_share_interval(low: float | None, high: float | None) -> str:

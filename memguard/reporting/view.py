@@ -44,6 +44,8 @@ def environment(*, autoescape: bool, finalize: Callable[[Any], Any] | None = Non
         trend_points=trend_points,
         describe_sampler=wording.describe_sampler,
         describe_threshold=wording.describe_threshold,
+        describe_copies=wording.describe_copies,
+        describe_not_testable=wording.describe_not_testable,
         score_names=wording.SCORE_NAMES,
         shown_records=parts.shown_records,
     )

@@ -1,9 +1,10 @@
-"""Words for what a report holds as names and settings: the sampler, membership scores, where a threshold comes from."""
+"""Words for what a report holds as names and settings: sampler, membership scores, thresholds, limits of a privacy bound."""
 
 from __future__ import annotations
 
 from memguard.audit.report_extraction import SamplerSettings
 from memguard.audit.report_membership import ScoreName
+from memguard.audit.report_privacy import Privacy
 from memguard.audit.report_records import Threshold
 from memguard.reporting.formatting import show_count, show_number, show_percent
 
@@ -43,3 +44,20 @@ def describe_threshold(threshold: Threshold) -> str:
     if threshold.method == "given" or threshold.quantile is None:
         return "given"
     return f"{100 * threshold.quantile:g}% quantile"
+
+
+def describe_copies(found: Privacy) -> str | None:
+    """What it costs that a coin moves several copies of a canary, without a full stop; None: it moves one."""
+    if found.repetitions == 1:
+        return None
+    copies = show_count(found.repetitions)
+    return f"each coin moved {copies} copies, which divides what can be shown by {copies}; canaries of tier 1 would show more"
+
+
+def describe_not_testable(found: Privacy) -> str:
+    """Why the stated epsilon is out of reach, without a full stop: copies, the delta, or too few guesses."""
+    if found.repetitions > 1:
+        return f"because each coin moved {show_count(found.repetitions)} copies"
+    if found.num_guesses_needed is None:
+        return "no number of guesses would do at this delta"
+    return f"too few guesses: {show_count(found.num_guesses_needed)}, all right, would do"

@@ -84,7 +84,7 @@ def test_a_drop_of_one_bit_is_told_from_a_rise_and_from_no_change() -> None:
     assert back.sentences[1] == "plain raised exposure of tier 16 by 1.0 bits (1.0 to 1.0)."
     # Tier 1 holds the same figures in another order: differences of +-x, median 0 and no p-value below 1.
     # Ends: log2 512 / 32 = 4 bits, either way.
-    assert there.sentences[0] == ("dedup did not lower exposure of tier 1 measurably: the drop is 0.0 bits (-4.0 to 4.0).")
+    assert there.sentences[0] == "dedup did not change exposure of tier 1 measurably: dedup - plain is 0.0 bits (-4.0 to 4.0)."
     assert find(there, "exposure", 1).p_value == 1.0
     assert find(there, "log_prob", 16).difference == pytest.approx(-0.69)
 
@@ -139,8 +139,8 @@ def test_groups_of_another_mixture_are_not_pooled() -> None:
     assert not [row for row in comparison.rows if row.format is None]
     assert "Tier 4 is not pooled over formats: their numbers of canaries differ." in comparison.notes
     assert [text.split(" measurably")[0] for text in comparison.sentences] == [
-        "B did not lower exposure of tier 4 of 'card'",
-        "B did not lower exposure of tier 4 of 'pin'",
+        "B did not change exposure of tier 4 of 'card'",
+        "B did not change exposure of tier 4 of 'pin'",
     ]
 
 
@@ -182,10 +182,59 @@ def test_exposure_at_its_cap_on_both_sides_says_that_it_cannot_tell() -> None:
     a, b = audited(planted(16, [0] * 8)), audited(planted(16, [0] * 8, log_prob=-30.0))
     comparison = compare_reports(a, b)
     assert comparison.sentences == [
-        "B did not lower exposure of tier 16 measurably: the drop is 0.0 bits (0.0 to 0.0); 8 of 8 canaries in A and "
-        "8 of 8 in B are above every reference, where exposure tells no more and log_prob does."
-    ]
+        "B did not change exposure of tier 16 measurably: B - A is 0.0 bits (0.0 to 0.0); 8 of 8 canaries in A and 8 of 8 in B "
+        "are above every reference, where exposure tells no more; log_prob did change: B - A is -1.9 nats (-1.9 to -1.9)."
+    ]  # -30 less -35 + .69 log2 1025, which is -28.1
     assert find(comparison, "log_prob", 16).is_measurable
+
+
+def test_a_change_of_either_sign_that_is_not_measurable_is_told_as_b_minus_a() -> None:
+    # Eight pairs, seven of which fall by one bit and one of which rises by three: the interval of the median is the range.
+    moved = [*doubled(ABOVE[:7]), 3]  # 1 + 31 become 1 + 3: 3 bits up
+    a, b = audited(planted(4, ABOVE)), audited(planted(4, moved, log_prob=-20.0))
+    down, up = compare_reports(a, b).sentences[0], compare_reports(b, a).sentences[0]
+    assert down.startswith("B did not change exposure of tier 4 measurably: B - A is -1.0 bits (-1.0 to 3.0)")
+    assert up.startswith("B did not change exposure of tier 4 measurably: B - A is +1.0 bits (-3.0 to 1.0)")
+    assert "drop" not in down + up
+
+
+def test_log_prob_is_told_where_it_changed_and_exposure_did_not() -> None:
+    a, b = audited(planted(4, ABOVE)), audited(planted(4, ABOVE[::-1], log_prob=-20.0))
+    changed = find(compare_reports(a, b), "log_prob", 4)
+    assert changed.is_measurable
+    (told,) = compare_reports(a, b).sentences
+    ends = f"({changed.low:.1f} to {changed.high:.1f})"
+    assert told.endswith(f"; log_prob did change: B - A is +{changed.difference:.1f} nats {ends}.")
+    lowered = compare_reports(a, audited(planted(4, doubled(ABOVE)))).sentences
+    assert lowered == ["B lowered exposure of tier 4 by 1.0 bits (1.0 to 1.0)."]
+
+
+def test_a_median_of_pairs_that_the_means_contradict_says_so() -> None:
+    # Seven pairs fall by 1 bit and one rises by 10: median -1, mean (10 - 7) / 8 = +.375.
+    above = [*ABOVE[:7], 1023]
+    a, b = audited(planted(4, above, references=2047)), audited(planted(4, [*doubled(ABOVE[:7]), 0], references=2047))
+    row = find(compare_reports(a, b), "exposure", 4)
+    assert row.difference == pytest.approx(-1.0)
+    assert row.mean_b - row.mean_a == pytest.approx((10 - 7) / 8)
+    assert "means go the other way" in row.flags
+    assert compare_reports(a, b).sentences[0].endswith("; the means go the other way.")
+    assert "means go the other way" not in find(compare_reports(a, a), "exposure", 4).flags
+
+
+def test_a_row_says_what_its_difference_its_interval_and_its_p_value_are_of() -> None:
+    def lines(a: AuditReport, b: AuditReport) -> str:
+        console = Console(file=io.StringIO(), width=500)
+        console.print(comparison_view(compare_reports(a, b), is_plain=True))
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    few = lines(audited(planted(4, ABOVE)), audited(planted(4, doubled(ABOVE))))
+    assert "mean A=3.10  mean B=2.10  B - A=−1.00 (median of pairs)  interval of the difference=" in few
+    assert "method=paired order statistics, median; p: sign flips, mean; sampled exposure" in few
+    many = lines(audited(planted(4, ABOVE * 3)), audited(planted(4, doubled(ABOVE * 3))))
+    assert "B - A=−1.00  interval" in many
+    assert "method=paired t, mean; p: sign flips, mean; sampled exposure" in many
+    groups = lines(audited(planted(4, ABOVE)), audited(planted(4, doubled(ABOVE)), plan={"digest": "ab" * 32}))
+    assert "(median shift)  interval" in groups
 
 
 def test_a_drop_is_no_least_one_where_both_sides_hold_capped_canaries() -> None:
@@ -363,6 +412,9 @@ def test_no_canary_or_one_given_twice_is_no_evidence() -> None:
         (["audit/checkpoint-7/report.json", "audit/checkpoint-9/report.json"], ["checkpoint-7", "checkpoint-9"]),
         (["a/x/report.json", "a/y/report.json", "b/y/report.json"], ["A", "B", "C"]),
         (["report.json", "report.json"], ["A", "B"]),
+        (["plain/report.json"], ["plain"]),
+        (["plain/memguard_audit/report.json"], ["plain"]),
+        (["plain/dedup.json"], ["dedup"]),
     ],
 )
 def test_a_label_is_the_part_of_the_path_that_sets_reports_apart(paths: list[str], labels: list[str]) -> None:
@@ -388,7 +440,7 @@ def test_compare_prints_one_plain_line_a_row_when_piped(place: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].endswith("the same canaries, pair by pair, dedup minus plain.")
     assert lines[1] == "dedup lowered exposure of tier 16 by 1.0 bits (1.0 to 1.0)."
-    assert lines[2].startswith("tier=16  format=card  metric=exposure (bits)  n=8  plain=")
+    assert lines[2].startswith("tier=16  format=card  metric=exposure (bits)  n=8  mean plain=")
     assert len(lines) == 6  # head, sentence, three rows, one note
 
 

@@ -370,6 +370,10 @@ def test_coins_give_a_bound_and_what_inclusion_did(tiny_model: Any, tokenizer: A
     assert (report.privacy.stated_epsilon, report.privacy.is_comparable) == (2.0, False)
     assert report.privacy.is_testable is (report.privacy.cap >= 2.0)
     assert [(one.format, one.tier, one.n_in + one.n_out) for one in report.counterfactual] == [("pin", 1, 32)]
+    few = draw_plan(config_of(PIN, tiers={1: 2}, inclusion="coin", **BARE).canaries, tokenizer)
+    nothing = run_audit(tiny_model, tokenizer, plan=few, config=config).privacy
+    assert nothing is not None
+    assert (nothing.num_guesses, nothing.epsilon_lower_bound, nothing.cap) == (0, 0.0, 0.0)
     planned = draw_plan(config_of(PIN, **BARE).canaries, tokenizer)
     without = run_audit(tiny_model, tokenizer, plan=planned, config=config)
     assert (without.privacy, without.counterfactual) == (None, [])

@@ -248,3 +248,10 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="render_pdf"):
         _ = memguard.reporting.render_pdf
+
+
+def test_the_figures_behind_the_curves_say_that_their_interval_is_of_the_median() -> None:
+    text = page_of().text
+    # Six values hold the median between the ends with a chance of 1 - 2 / 2^6 = 96.9%, five with 93.8%.
+    assert "The interval is of the median and need not hold the mean: at least 95% coverage from 6 canaries on" in text
+    assert "mean (bits) interval of the median (bits)" in text

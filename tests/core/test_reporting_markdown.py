@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_reporting_samples import canary_row, make_bare_report, make_decision, make_full_report, make_records, make_report
+from test_reporting_samples import (
+    canary_row,
+    make_bare_report,
+    make_decision,
+    make_full_report,
+    make_privacy,
+    make_records,
+    make_report,
+)
 
 from memguard.audit.report import LIMITS
 from memguard.errors import InputError
@@ -108,8 +116,10 @@ def test_a_full_report_has_a_compact_block_for_each_part() -> None:
         "| held out | 30 | 7 | 0 | 0% | 0% to 11.6% | 1 |",
         "| loss | 0.553 | 0.512 to 0.593 | 0.00490 | 15.2% (7.60% to 25.2%) | 2.10% (1.05% to 12.1%) |",
         "| refused: 0.750% is the least |",
-        "Epsilon of one record is at least **0.223** at 95.0% confidence; no attack with 30 guesses shows more than 2.25.",
-        "p-value 1.00, not testable with so few guesses, not comparable since canaries did not enter as records.",
+        "Epsilon of one record is at least **0.223** at 95.0% confidence and delta 1.00×10⁻⁶; "
+        "no attack with 30 guesses shows more than 2.25.",
+        "Stated epsilon 8.00 at the same delta: p-value 1.00, not testable (too few guesses: 8,932, all right, would do), "
+        "not comparable since canaries did not enter as records.",
         "| card | 1 | 29 | 31 | 4.75 | 3.50 to 6.00 | 0.00100 |",
     ):
         assert line in text
@@ -122,3 +132,11 @@ def test_markdown_holds_no_block_of_a_part_that_was_not_measured() -> None:
     heads = [line for line in render_markdown(alone).splitlines() if line.startswith("### ")]
     assert heads[2:-1] == ["### Real records"]
     assert "held out" not in render_markdown(alone)
+
+
+def test_markdown_names_the_copies_that_a_coin_moved_as_the_limit_of_a_bound() -> None:
+    text = render_markdown(make_full_report(privacy=make_privacy(repetitions=4)))
+    assert "Copies: each coin moved 4 copies, which divides what can be shown by 4; canaries of tier 1 would show more." in text
+    assert "not testable (because each coin moved 4 copies)" in text
+    assert "too few guesses" not in text
+    assert "each coin moved" not in render_markdown(make_full_report())

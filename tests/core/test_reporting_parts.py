@@ -252,7 +252,7 @@ def test_a_distribution_shift_is_a_warning_and_not_called_membership() -> None:
     assert re.search(r'class="banner warn" role="alert">\s*<p><strong>distribution shift, not membership', render_html(report))
     assert "may be read as membership" not in text
     assert "### Membership inference: distribution shift, not membership" in render_markdown(report)
-    assert [line for line in findings_lines(report) if line.startswith("distribution shift, not membership: AUROC 0.618")]
+    assert [line for line in findings_lines(report) if line.startswith("distribution shift, not membership: AUROC 0.618 (95%")]
 
 
 def test_privacy_says_in_words_what_the_bound_can_and_cannot_show() -> None:
@@ -260,8 +260,8 @@ def test_privacy_says_in_words_what_the_bound_can_and_cannot_show() -> None:
     assert "Epsilon of one record is at least 0.223 at 95.0% confidence and delta 1.00×10⁻⁶." in text
     assert "With every guess right the bound would be 2.25" in text
     assert "22 right of 30, from 60 coins; 1 not made because of ties" in text
-    assert "Stated epsilon 8.00; p-value 1.00, with every guess right 0.990" in text
-    assert "not testable so few guesses could not refute it even if all were right; 8,932 guesses, all right, would" in text
+    assert "Stated epsilon 8.00 at delta 1.00×10⁻⁶; p-value 1.00, with every guess right 0.990" in text
+    assert "not testable too few guesses: 8,932, all right, would do" in text
     assert "not comparable canaries did not enter training as records before the sampler" in text
     assert "card 1 29 31 4.75 3.50 to 6.00 0.00100 2.00×10⁻⁴ log p less log p at step 0; Welch" in text
     assert "card 4 5 1 undefined undefined undefined undefined: fewer than two canaries on a side" in text
@@ -271,7 +271,9 @@ def test_privacy_says_in_words_what_the_bound_can_and_cannot_show() -> None:
     ("changes", "words"),
     [
         ({"stated_epsilon": None, "p_value": None, "is_testable": None}, "none was stated, so none was tested"),
-        ({"num_guesses_needed": None}, "no number would be enough at this delta"),
+        ({"num_guesses_needed": None}, "not testable no number of guesses would do at this delta"),
+        ({"repetitions": 4}, "not testable because each coin moved 4 copies"),
+        ({"repetitions": 4}, "4: each coin moved 4 copies, which divides what can be shown by 4; canaries of tier 1"),
         ({"is_testable": True, "is_comparable": True}, "yes Can they be compared? yes: canaries entered as records"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from test_compare import audited, planted
 from test_reporting_samples import make_report
 
 from memguard.audit.report import AuditReport
-from memguard.audit.scaling import Scaling, ScalingFit, measure_scaling
+from memguard.audit.scaling import DEPENDENT_NOTE, Scaling, ScalingFit, measure_scaling
 from memguard.documents import load_document
 from memguard.errors import EvidenceError, InputError
 from memguard.metrics.scaling import fit_log_linear, forecast_held_back
@@ -90,8 +91,12 @@ def test_exposure_is_fitted_against_realised_repetitions_and_forecast_at_the_nex
     assert (fit.held_back.x, fit.held_back.observed) == pytest.approx((192.0, y[-1]))
     assert fit.held_back.error == pytest.approx(held.error)
     assert fit.held_back.is_inside == held.is_inside
-    assert "for tenfold repetitions in 'r0', over 4 points" in scaling.sentences[0]
-    assert "at 768 repetitions it is forecast at" in scaling.sentences[0]
+    assert re.search(
+        r"changes by .* bits \(95% interval .*\) for tenfold sightings in 'r0', over 4 points", scaling.sentences[0]
+    )
+    assert re.search(r"at 768 sightings it is forecast at .* bits \(95% prediction interval", scaling.sentences[0])
+    assert "repetitions" not in " ".join(scaling.sentences)
+    assert "dependent points" not in fit.flags  # tiers are of different canaries
 
 
 def test_repetitions_are_also_fitted_over_all_reports_without_a_next_point() -> None:
@@ -117,7 +122,7 @@ def test_the_extracted_share_is_fitted_in_points_and_its_forecast_stays_a_share(
     assert (fit.forecast.value, fit.forecast.high) == (1.0, 1.0)
     assert fit.forecast.flags == ["extrapolated", "clipped"]
     assert "56.1 percentage points" in scaling.sentences[1]
-    assert "100.0% (" in scaling.sentences[1]
+    assert "100.0% (95% prediction interval" in scaling.sentences[1]
     assert "clipped to what can be measured" in scaling.sentences[1]
 
 
@@ -126,7 +131,7 @@ def test_nothing_extracted_is_told_without_a_slope() -> None:
     fit = find(scaling, "repetitions", "extracted share")
     assert (fit.slope, fit.r_squared, fit.forecast, fit.held_back) == (0.0, None, None, None)
     assert scaling.sentences[1] == (
-        "The extracted share is 0.0% at all 4 points of repetitions in 'r0'; there is no slope to fit."
+        "The extracted share is 0.0% at all 4 points of sightings in 'r0', of 8 canaries each; there is no slope to fit."
     )
 
 
@@ -150,6 +155,8 @@ def test_a_run_is_fitted_against_epochs_and_forecast_one_epoch_on() -> None:
     assert fit.forecast.x == 5.0
     assert fit.held_back is not None
     assert "of the model of 100,000,000 parameters" in scaling.sentences[-2]
+    assert fit.flags == ["capped", "dependent points"]
+    assert scaling.notes == [DEPENDENT_NOTE]
     assert "model size: needs reports of 3 sizes, got 1." in scaling.missing
 
 
@@ -160,7 +167,7 @@ def test_steps_stand_in_where_epochs_are_not_known_and_step_zero_is_left_out() -
     assert [point.x for point in fit.points] == [100.0, 200.0, 300.0]
     assert fit.forecast is not None
     assert fit.forecast.x == 400.0
-    assert scaling.notes == ["Report 'r0' has no step above 0 and is left out of the curves of training."]
+    assert scaling.notes == ["Report 'r0' has no step above 0 and is left out of the curves of training.", DEPENDENT_NOTE]
 
 
 def test_model_size_is_fitted_at_the_most_training_of_each_size() -> None:
@@ -178,6 +185,7 @@ def test_model_size_is_fitted_at_the_most_training_of_each_size() -> None:
     assert fit.held_back.x == 1e9
     assert [side.num_parameters for side in scaling.reports] == [10**6, 10**6, 10**7, 10**7, 10**8, 10**8, 10**9, 10**9]
     assert scaling.notes == []
+    assert "dependent points" not in fit.flags  # one checkpoint of each model
 
 
 def test_sizes_that_were_trained_for_other_steps_are_noted() -> None:
@@ -202,7 +210,7 @@ def test_one_report_of_one_tier_says_what_every_curve_needs() -> None:
     assert scaling.missing == [
         "training: needs 3 reports of one plan and model size at different steps.",
         "model size: report 'r0' does not know its model's size (1 in all).",
-        "repetitions in 'r0': needs 3 different values above 0, got 1.",
+        "sightings in 'r0': needs 3 different values above 0, got 1.",
     ]
 
 
@@ -210,7 +218,7 @@ def test_a_report_without_a_ledger_has_no_curve_of_repetitions() -> None:
     rows = [row for tier, above in TIERS.items() for row in planted(tier, above, num_seen=None)]
     scaling = measured(audited(rows))
     assert not [fit for fit in scaling.fits if fit.against == "repetitions"]
-    assert scaling.missing[0] == "repetitions: report 'r0' has no ledger that says how often canaries were seen."
+    assert scaling.missing[0] == "sightings: report 'r0' has no ledger that says how often canaries were seen."
 
 
 def test_curves_of_capped_or_mixed_exposure_are_flagged() -> None:
@@ -267,7 +275,8 @@ def test_scaling_prints_a_sentence_a_curve_when_piped(place: Path) -> None:
     done = memguard("scaling", *REPORTS, cwd=place)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Exposure changes by")
-    assert "for tenfold repetitions in 'checkpoint-1', over 4 points" in lines[0]
+    assert "for tenfold sightings in 'checkpoint-1', over 4 points" in lines[0]
+    assert lines[-1] == DEPENDENT_NOTE
     assert any(line.startswith("Exposure of tier 64 changes by") and "at 4 epochs" in line for line in lines)
     assert "Not fitted: model size: report 'checkpoint-1' does not know its model's size (3 in all)." in lines
 
@@ -301,7 +310,7 @@ def test_a_terminal_gets_a_table_of_every_curve() -> None:
     console = Console(file=io.StringIO(), width=250, force_terminal=True)
     console.print(scaling_view(measured(audit_of(TIERS, extracted={4: 2, 16: 5, 64: 8})), is_plain=False))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "exposure (bits) │ repetitions │ r0 │" in text
-    assert "extracted share │ repetitions │ r0 │" in text
+    assert "exposure (bits) │ sightings │ r0 │" in text
+    assert "extracted share │ sightings │ r0 │" in text
     assert "1.00 at 768 (" in text
     assert "Not fitted: model size" in text
