@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tiny_runs import Cache, Finding, figure, mean_loss, planted_rows, text_rows, tiny_llama, tokenizer, train
+from tiny_runs import Cache, Finding, figure, mean_loss, pins, planted_rows, text_rows, tiny_llama, train
 
-from memguard.audit.config import AuditSettings, ExposureSettings
-from memguard.audit.runner import AuditRunner
-from memguard.canaries.drawing import draw_plan
-from memguard.canaries.formats import CanaryFormat, DigitsSpace
-from memguard.canaries.settings import CanarySettings
 from memguard.metrics.family import FamilyGroup, pooled_test
 
 CLAIM = "Exposure is above chance before validation loss turns: memorisation begins before overfitting."
@@ -45,18 +40,7 @@ SMOKE = Sizes(1, 48, 16, 4, 4, 8, 4, 64)
 
 def one_run(sizes: Sizes, seed: int) -> dict[str, Any]:
     """Train one model and look at it every few steps."""
-    settings = CanarySettings(
-        seed=seed,
-        formats=(
-            CanaryFormat(name="pin", template="The access number of the gate is {secret}.", secret=DigitsSpace(length=9)),
-        ),
-        tiers={sizes.copies: sizes.canaries},
-        controls=0,
-        positive_control=None,
-    )
-    plan = draw_plan(settings, tokenizer())
-    exposure = ExposureSettings(exact="off", references=sizes.references)
-    runner = AuditRunner(plan, tokenizer(), AuditSettings(exposure=exposure, prior_aware=None))
+    plan, runner = pins(seed, copies=sizes.copies, canaries=sizes.canaries, references=sizes.references)
     rows = text_rows()
     validation = rows[-sizes.validation :]
     model, curve = tiny_llama(seed=seed), []

@@ -13,13 +13,9 @@ from typing import Any
 
 import numpy as np
 from dp_training import Privacy, train_adam
-from tiny_runs import Cache, Finding, figure, mean_loss, planted_rows, text_rows, tiny_llama, tokenizer
+from tiny_runs import Cache, Finding, figure, mean_loss, pins, planted_rows, text_rows, tiny_llama
 
-from memguard.audit.config import AuditSettings, ExposureSettings
 from memguard.audit.runner import AuditRunner
-from memguard.canaries.drawing import draw_plan
-from memguard.canaries.formats import CanaryFormat, DigitsSpace
-from memguard.canaries.settings import CanarySettings
 from memguard.metrics.differences import DifferenceEstimate, estimate_paired_difference
 
 CLAIM = "De-duplication and DP-SGD each lower the exposure of repeated canaries; early stopping lowers it without ending it."
@@ -46,18 +42,7 @@ SMOKE = Sizes(1, 4, 4, 16, 8, 4, 256)
 
 def one_run(sizes: Sizes, seed: int, ways: tuple[str, ...]) -> dict[str, Any]:
     """Every way of training on one plan; exposures of its canaries and the loss on other text."""
-    settings = CanarySettings(
-        seed=seed,
-        formats=(
-            CanaryFormat(name="pin", template="The access number of the gate is {secret}.", secret=DigitsSpace(length=9)),
-        ),
-        tiers={sizes.copies: sizes.canaries},
-        controls=0,
-        positive_control=None,
-    )
-    plan = draw_plan(settings, tokenizer())
-    exposure = ExposureSettings(exact="off", references=sizes.references)
-    runner = AuditRunner(plan, tokenizer(), AuditSettings(exposure=exposure, prior_aware=None))
+    plan, runner = pins(seed, copies=sizes.copies, canaries=sizes.canaries, references=sizes.references)
     rows = text_rows()
     text, validation = rows[: sizes.rows], rows[-sizes.validation :]
     planted = {"deduplicated": planted_rows(plan, {canary.id: 1 for canary in plan.planted()})}

@@ -20,10 +20,15 @@ import torch
 from models import digit_tokenizer, language_reference
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from memguard.audit.config import AuditSettings, ExposureSettings
 from memguard.audit.items import encode_planted
 from memguard.audit.report import Subject
+from memguard.audit.runner import AuditRunner
+from memguard.canaries.drawing import draw_plan
+from memguard.canaries.formats import CanaryFormat, DigitsSpace
 from memguard.canaries.ledger import Ledger, LedgerEntry
 from memguard.canaries.plan import CanaryPlan
+from memguard.canaries.settings import CanarySettings
 
 VOCABULARY = 512
 LENGTH = 64
@@ -193,6 +198,22 @@ def mean_loss(model: Any, rows: Sequence[Row], *, batch: int = 64) -> float:
             ids, labels = padded(rows[first : first + batch])
             losses += [float(model(input_ids=ids, labels=labels).loss)] * len(ids)
     return sum(losses) / len(losses)
+
+
+def pins(seed: int, *, copies: int, canaries: int, references: int) -> tuple[CanaryPlan, AuditRunner]:
+    """A plan of nine-digit canaries behind one prefix, without controls, and a runner that ranks them by sampling alone."""
+    settings = CanarySettings(
+        seed=seed,
+        formats=(
+            CanaryFormat(name="pin", template="The access number of the gate is {secret}.", secret=DigitsSpace(length=9)),
+        ),
+        tiers={copies: canaries},
+        controls=0,
+        positive_control=None,
+    )
+    plan = draw_plan(settings, tokenizer())
+    exposure = ExposureSettings(exact="off", references=references)
+    return plan, AuditRunner(plan, tokenizer(), AuditSettings(exposure=exposure, prior_aware=None))
 
 
 def planted_rows(plan: CanaryPlan, copies: Mapping[str, int] | None = None) -> list[Row]:

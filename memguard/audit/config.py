@@ -117,10 +117,12 @@ class AuditSettings(Document):
     on_error: Literal["continue", "raise"] = "continue"
 
     @model_validator(mode="after")
-    def _full_moments_happen(self) -> AuditSettings:
+    def _nothing_is_ignored(self) -> AuditSettings:
         never = [moment for moment in self.full_on if moment not in self.on]
         if "full_on" in self.model_fields_set and never:
             raise ValueError(f"full_on must hold moments of 'on', got {', '.join(never)} besides")
+        if self.records.max_edits and self.extraction is None:
+            raise ValueError("records.max_edits needs the sampler of 'extraction', got null")
         return self
 
     @field_validator("on", "full_on")

@@ -144,9 +144,9 @@ class FullMeasurement:
                 self.scorer, self.plan, groups, self.tokenizer, self.settings.extraction
             )
             figures.rows = with_extraction(rows, found, counted=counted)
-        if self.prior is not None:
-            figures.thresholds = self._thresholds(scored)
-            annotated = self._annotate(scored, {one.targets: one for one in figures.thresholds})
+        measured = self._section("Prior-Aware memorisation was", lambda: self._prior_aware(scored))
+        if measured is not None:
+            figures.thresholds, annotated = measured
             figures.rows = [row.model_copy(update={"prior_aware": annotated.get(row.id)}) for row in figures.rows]
             figures.prior_aware = count_verdicts([row.prior_aware for row in figures.rows if row.role == "canary"])
         figures.records = self._section("records were", self._records)
@@ -161,6 +161,12 @@ class FullMeasurement:
             )
             self.notices += [notice] if notice is not None else []
         return figures
+
+    def _prior_aware(self, scored: Sequence[GroupScores]) -> tuple[list[Threshold], dict[str, PriorAware]] | None:
+        if self.prior is None:
+            return None
+        thresholds = self._thresholds(scored)
+        return thresholds, self._annotate(scored, {one.targets: one for one in thresholds})
 
     def _thresholds(self, scored: Sequence[GroupScores]) -> list[Threshold]:
         """The belief ratio that makes a canary of each format PA, from its controls; none where no canary is extractable."""

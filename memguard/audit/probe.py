@@ -60,8 +60,8 @@ def run_probe(
                 if best * len(spans) <= DETECTED_P:
                     return _result(len(spans), best), None
     except Exception as error:
-        if best is None:
-            return _result(0, None), f"the probe could not be made: it raised {type(error).__name__}."
+        begun = "could not be made" if best is None else "ended before its secrets were learnt"
+        return _result(len(spans) if best is not None else 0, best), f"the probe {begun}: it raised {type(error).__name__}."
     if best is None:
         return _result(0, None), "the probe could not be made: no weight of the model is small enough to be copied."
     return _result(len(spans), best), None

@@ -252,6 +252,7 @@ def test_no_key_of_a_later_version_is_one_that_is_read() -> None:
         ("audit.extraction.top_k", 0, "greater than or equal to 1"),
         ("audit.extraction.temperature", 1e-39, "greater than or equal to 0.001"),
         ("audit.extraction.budgets", [10**400], "less than or equal to"),
+        ("audit", {"extraction": None, "records": {"max_edits": 2}}, "records.max_edits needs the sampler of 'extraction'"),
         ("audit", {"on": ["save"], "full_on": ["save", "end"]}, "full_on must hold moments of 'on', got end besides"),
         ("audit.extraction.budgets", [0], "greater than or equal to 1"),
         ("audit.records.max_edits", -1, "greater than or equal to 0"),

@@ -452,3 +452,12 @@ def test_a_shorter_context_keeps_what_every_prefix_begins_with() -> None:
     assert (_cut(span, 2, (9,)).ids, _cut(span, 2, (9,)).start) == ((9, 2, 3, 4, 5), 3)
     assert (_cut(span, 2, ()).ids, _cut(span, 2, ()).start) == ((2, 3, 4, 5), 2)
     assert _cut(Span((8, 1, 2, 3, 4, 5), 4, 6), 2, (9,)).ids == (2, 3, 4, 5)
+
+
+def test_training_rows_without_tokens_cost_prior_aware_memorisation_alone(taught: Any, tokenizer: Any) -> None:
+    model, plan, config, known = taught
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(prior=PrefixSource(2, lambda _: [])))
+    assert report.status == "valid"
+    assert (report.prior_aware, report.prior_aware_thresholds) == (None, [])
+    assert any(one.startswith("Prior-Aware memorisation was not measured: prior prefixes must") for one in report.notices)
+    assert all(row.is_extracted for row in report.canaries if row.id in known)

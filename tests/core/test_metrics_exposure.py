@@ -356,3 +356,21 @@ def test_calibrated_exposure_refuses_and_fails_as_exposure_does() -> None:
         assert math.isnan(found.bits)
     tied = estimate_calibrated_exposure(1.0, [1.0 + 1e-9, 0.0], secret_space_size=10, tolerance=1e-6)
     assert (tied.num_above, tied.num_tied, tied.flags) == (1, 1, ("ties",))
+
+
+@pytest.mark.parametrize("estimate", ["raw", "calibrated"])
+@pytest.mark.parametrize("references", [[-20.0], [-20.0] * 40])
+def test_one_reference_and_identical_references_give_what_ranks_allow_and_no_more(
+    estimate: str, references: list[float]
+) -> None:
+    function = estimate_exposure if estimate == "raw" else estimate_calibrated_exposure
+    n = len(references)
+    above = function(-10.0, references, secret_space_size=10**9)
+    tied = function(-20.0, references, secret_space_size=10**9)
+    below = function(-30.0, references, secret_space_size=10**9)
+    if estimate == "calibrated":  # no mass bounds its rank
+        assert above.bits == pytest.approx(math.log2(n + 1))
+    assert (tied.p_value, tied.num_tied, "ties" in tied.flags) == (1.0, n, True)
+    assert (below.p_value, below.bits, below.num_above) == (1.0, 0.0, n)
+    assert all(math.isfinite(one.low_bits) and one.low_bits <= one.bits <= one.high_bits for one in (above, tied, below))
+    assert fit_skew_normal(references) is None

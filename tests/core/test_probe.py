@@ -73,6 +73,16 @@ def test_weights_come_back_when_the_probe_fails(
     assert all(torch.equal(one.detach(), before[name]) for name, one in tiny_model.named_parameters())
 
 
+def test_a_probe_that_fails_half_way_says_so(
+    tiny_model: Any, plan: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([0.5])
+    monkeypatch.setattr(probe_module, "_best_p_value", lambda *_: next(looks))  # the second look raises
+    control, notice = probed(tiny_model, plan, tokenizer)
+    assert (control.n, control.best_p_value, control.detected) == (4, 0.5, False)
+    assert notice == "the probe ended before its secrets were learnt: it raised StopIteration."
+
+
 def test_what_nothing_was_learnt_from_is_not_detected(
     tiny_model: Any, plan: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
