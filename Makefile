@@ -15,10 +15,10 @@ demo: $(VENV)/.installed
 	$(PYTHON) examples/demo/run.py
 
 test: $(VENV)/.installed
-	$(PYTHON) -m pytest -q -n 2 -m 'not slow and not gpu'
+	$(PYTHON) -m pytest -q -n 2 --hypothesis-profile=ci -m 'not slow and not gpu'
 
 test-slow: $(VENV)/.installed
-	$(PYTHON) -m pytest -q -n 2 -m 'slow and not gpu'
+	$(PYTHON) -m pytest -q -n 2 --hypothesis-profile=ci -m 'slow and not gpu'
 
 lint: $(VENV)/.installed
 	$(PYTHON) -m ruff check .

@@ -54,7 +54,7 @@ def draw_plan(settings: CanarySettings, tokenizer: Any) -> CanaryPlan:
         if settings.inclusion == "coin" and role == "canary" and streams["coins"].random() < 0.5:
             role = "control"
         used = taken_secrets.setdefault(one.secret.model_dump_json(), set())
-        name = next(names) if "{name}" in one.template else None
+        name = next(names) if one.takes_name else None
         secret = draw_secrets(one, encoder, streams["secrets"], number=1, taken=used, name=name)[0][0]
         used.add(secret)
         canary_id = randomness.new_id(streams["ids"], taken_ids)

@@ -248,26 +248,41 @@ class CanaryFormat(Document):
     @classmethod
     def _placeholders(cls, value: str) -> str:
         try:
-            parsed = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(value) if name is not None]
+            parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
         except ValueError:
             raise ValueError("template must have balanced braces; write {{ for a brace") from None
-        fields = [name for name, _, _ in parsed]
-        if fields.count("secret") != 1 or value.count("{secret}") != 1:
+        fields = [name for _, name, _, _ in parsed]
+        plain = [name for _, name, spec, how in parsed if not spec and not how]
+        if fields.count("secret") != 1 or plain.count("secret") != 1:
             raise ValueError("template must hold {secret} exactly once")
-        if set(fields) - {"secret", "name"} or any(spec or how for _, spec, how in parsed):
+        if set(fields) - {"secret", "name"} or len(plain) != len(fields):
             raise ValueError("template may hold {secret} and {name} and no other placeholder")
         return value
 
     @property
     def has_name(self) -> bool:
         """Whether each canary stands behind a prefix of its own."""
-        before = self.template.split("{secret}")[0]
-        return "{name}" in before
+        return "{name}" in self._pieces()[0]
+
+    @property
+    def takes_name(self) -> bool:
+        """Whether a name stands anywhere in the template, before the secret or behind it."""
+        return any("{name}" in piece for piece in self._pieces())
 
     def split(self, secret: str, *, name: str | None) -> tuple[str, str, str]:
         """The text before the secret, the secret, the text after it."""
-        before, after = self.template.split("{secret}")
-        return before.format(name=name), secret, after.format(name=name)
+        before, after = ("".join(piece).format(name=name) for piece in self._pieces())
+        return before, secret, after
+
+    def _pieces(self) -> tuple[list[str], list[str]]:
+        """The template before and behind the secret, literals and placeholders apart: `{{secret}}` is a literal."""
+        pieces: list[str] = []
+        for literal, name, _, _ in string.Formatter().parse(self.template):
+            pieces.append(literal.replace("{", "{{").replace("}", "}}"))
+            if name is not None:
+                pieces.append("{" + name + "}")
+        at = pieces.index("{secret}")
+        return pieces[:at], pieces[at + 1 :]
 
 
 def log2_size(size: int) -> float:

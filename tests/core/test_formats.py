@@ -188,6 +188,22 @@ def test_any_text_can_stand_around_a_secret_and_any_secret_inside(before: str, a
     assert one.has_name == named
 
 
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("{secret}{{secret}}", ("", "1", "{secret}")),
+        ("{{secret}}{secret}", ("{secret}", "1", "")),
+        ("{{{secret}}}", ("{", "1", "}")),
+        ("{{name}} {secret}", ("{name} ", "1", "")),
+        ("{{{name}}} {secret}{name}", ("{n} ", "1", "n")),
+    ],
+)
+def test_a_placeholder_between_doubled_braces_is_text(template: str, parts: tuple[str, str, str]) -> None:
+    one = CanaryFormat(name="a", template=template, secret=DigitsSpace(length=3))
+    assert one.split("1", name="n") == parts
+    assert one.takes_name == ("{name}" in template.replace("{{name}} ", ""))
+
+
 def test_a_name_behind_the_secret_leaves_the_prefix_shared() -> None:
     assert not CanaryFormat(name="a", template="Key {secret} of {name}", secret=DigitsSpace(length=3)).has_name
     assert CanaryFormat(name="a", template="Of {name}: {secret}", secret=DigitsSpace(length=3)).has_name
