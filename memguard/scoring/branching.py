@@ -6,6 +6,8 @@ copy, and the parent stays as it was, so any number of branches can leave it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +46,17 @@ def _grown_layer(layer: Any, parents: Tensor) -> Any:
 
     if not isinstance(layer, DynamicLayer) or layer.is_sliding:
         raise TypeError(f"{type(layer).__name__} cannot be branched from")
-    grown = _layer_class()()
+    layer_class = _layer_class()
+    grown = layer_class()
     grown.parent, grown.parents = (layer.keys, layer.values), parents
-    grown.lazy_initialization(layer.keys, layer.values)
+    grown.lazy_initialization(*grown.parent[: _num_states_wanted(layer_class)])
     return grown
+
+
+@functools.cache
+def _num_states_wanted(layer_class: Any) -> int:
+    """How many states `lazy_initialization` looks at: keys and values, before transformers 5 the keys alone."""
+    return len(inspect.signature(layer_class.lazy_initialization).parameters) - 1
 
 
 _CLASSES: list[Any] = []

@@ -39,7 +39,8 @@ def test_the_interval_is_that_of_scipys_welch_test(seed: int, n_in: int, n_out: 
     estimate = estimate_population_counterfactual(scores, is_in, confidence=confidence)
     welch = stats.ttest_ind(scores[is_in], scores[~is_in], equal_var=False)
     interval = welch.confidence_interval(confidence_level=confidence)
-    assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    # scipy 1.11's quantile of t is off by up to 6e-10 in probability, newer ones by nothing seen
+    assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high), rel=1e-7, abs=1e-7)
     assert estimate.low < estimate.value < estimate.high
 
 

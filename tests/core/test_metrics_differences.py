@@ -173,7 +173,8 @@ def test_from_twenty_on_both_sides_the_interval_and_test_are_those_of_welch() ->
     new, old = rng.exponential(2.0, size=23), rng.exponential(1.0, size=40)
     found, reference = estimate_unpaired_difference(new, old, confidence=0.9), stats.ttest_ind(new, old, equal_var=False)
     interval = reference.confidence_interval(0.9)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
+    # scipy 1.11's quantile of t is off by up to 6e-10 in probability, newer ones by nothing seen
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-7)
     assert found.p_value == pytest.approx(reference.pvalue, rel=1e-10)
     assert found.method == "Welch t, difference of means"
     assert "Hodges" in estimate_unpaired_difference(new, old[:19]).method
