@@ -7,38 +7,24 @@ instance, the one place every version builds its loader. Rows of the user keep t
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import sys
 import types
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from memguard.audit.config import AuditConfig, load_config, parse_config
-from memguard.audit.prior import PrefixSource
-from memguard.callbacks.auditor import Auditor
-from memguard.callbacks.planting import (
-    WARN_SHARE,
-    Planting,
-    canary_dataset,
-    check_reaches_loss,
-    check_share,
-    plan_planting,
-    prefix_source,
-    refuse_uploaded_plan,
-    resolve_plan,
-)
-from memguard.canaries.injection import CanaryDataset, CanarySampler
-from memguard.canaries.ledger import LEDGER_NAME, Ledger, LedgerEntry
+from memguard.audit.config import AuditConfig
+from memguard.callbacks.auditor import Auditor, Event
+from memguard.callbacks.clock import outside_audits
+from memguard.callbacks.guard import NOT_BUILT, RunGuard, read_config
+from memguard.callbacks.hf_loader import GuardedLoader, build_loader
+from memguard.canaries.ledger import LEDGER_NAME, Ledger, load_ledger
 from memguard.canaries.plan import CanaryPlan
-from memguard.canaries.schedule import Clock, Schedule
-from memguard.errors import CanaryError, InputError, MemguardError
+from memguard.errors import CanaryError, EvidenceError, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -77,26 +63,19 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, config: str | Path | dict[str, Any] | AuditConfig, *, tokenizer: Any = None) -> None:
-        if isinstance(config, AuditConfig):
-            self.config = config
-        elif isinstance(config, (str, Path)):
-            self.config = load_config(Path(config))
-        elif isinstance(config, dict):
-            self.config = parse_config(config)
-        else:
-            raise TypeError(f"config must be a path, a dictionary or an AuditConfig, got {type(config).__name__}.")
+        self.config = read_config(config)
         self.tokenizer = tokenizer
-        self.plan: CanaryPlan | None = None
-        self.planting: Planting | None = None
+        self.guard = RunGuard(self.config)
         self.auditor: Auditor | None = None
+        self.seconds_outside = 0.0
+        self._is_training = False
         self._trainer: weakref.ref[Trainer] | None = None
-        self._sampler: CanarySampler | None = None
-        self._dataset: CanaryDataset | None = None
-        self._prior: PrefixSource | None = None
-        self._plan_is_new = False
-        self._notes: list[str] = []
-        self._share = 0.0
-        self._has_trained = False
+        self._built: GuardedLoader | None = None
+
+    @property
+    def plan(self) -> CanaryPlan | None:
+        """The canaries, once the training loader was built."""
+        return self.guard.plan
 
     # -- attaching
 
@@ -104,6 +83,12 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         """Wrap `get_train_dataloader` of this trainer; a second call does nothing."""
         if self._trainer is not None and self._trainer() is trainer:
             return self
+        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, HFAuditCallback) and one is not self]
+        if others:
+            raise CanaryError(
+                "a trainer takes one HFAuditCallback, got two: put the formats of both into one config, or canaries of one "
+                "would move those of the other."
+            )
         self._trainer = weakref.ref(trainer)
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
@@ -122,66 +107,12 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
 
     # -- the loader
 
+    @outside_audits
     def _build(self, trainer: Trainer, original: Any) -> Any:
-        """The trainer's own loader over the user's rows and the canaries."""
-        base, args = trainer.train_dataset, trainer.args
-        tokenizer = self._find_tokenizer(trainer)
-        _refuse_unsupported(base, args)
-        refuse_uploaded_plan(self.config.plan, Path(args.output_dir))
-        self.plan, self._plan_is_new = resolve_plan(self.config.plan, self.config.canaries, tokenizer)
-        if self._plan_is_new and args.world_size > 1:
-            raise InputError(
-                f"plan '{self.config.plan}' must exist before a run of several ranks, or each would draw its own. "
-                "Draw it with `memguard plan`."
-            )
-        positions = getattr(getattr(trainer.model, "config", None), "max_position_embeddings", None)
-        self.planting = plan_planting(self.plan, self.config.canaries, base, tokenizer, max_positions=positions)
-        self._dataset = canary_dataset(self.plan, self.planting, base)
-        self._prior = prefix_source(base, tokenizer)
-        self._notes = []
-        trainer.train_dataset = self._dataset
-        try:
-            loader = original()
-        finally:
-            trainer.train_dataset = base
-        if not _holds(loader, self._dataset):
-            raise CanaryError(
-                "this trainer builds its training loader from something else than train_dataset: no canary can be planted."
-            )
-        self._notes += check_reaches_loss(self.planting, self._dataset, loader.collate_fn)
-        self._take_over_sampling(loader, base, trainer)
-        return loader
-
-    def _take_over_sampling(self, loader: Any, base: Any, trainer: Trainer) -> None:
-        inner = _index_sampler(loader)
-        if hasattr(inner, "data_source"):
-            inner.data_source = base  # the inner sampler permutes user rows alone, as in the unguarded run
-        assert self.plan is not None
-        assert self.planting is not None
-        clock = Clock(
-            rows_per_batch=int(getattr(loader, "total_batch_size", 0) or trainer.args.train_batch_size),
-            accumulation=trainer.args.gradient_accumulation_steps,
-            max_steps=max(1, trainer.args.max_steps),
-            drop_last=trainer.args.dataloader_drop_last,
-            num_ranks=max(1, trainer.accelerator.num_processes),
-        )
-        schedule = Schedule(
-            num_rows=len(base),
-            repetitions=self.planting.repetitions,
-            mode=self.planting.mode,
-            count=self.config.canaries.count,
-            seed=self.plan.placement_seed,
-            clock=clock,
-        )
-        self._sampler = CanarySampler(inner, schedule)
-        for level in _batch_samplers(loader):
-            level.sampler = self._sampler
-        if clock.num_ranks > 1:
-            self._notes.append("several ranks: counting over ranks is not proven in this version.")
-        if type(loader).__name__ != "DataLoaderShard":
-            self._notes.append(f"loader {type(loader).__name__}: counting is not proven in this version.")
-        if trainer.args.auto_find_batch_size:
-            self._notes.append("auto_find_batch_size may train some rows twice.")
+        """The trainer's own loader over the user's rows and the canaries; a new run begins with it."""
+        self.auditor, self.seconds_outside = None, 0.0
+        self._built = build_loader(trainer, original, self.guard, self._find_tokenizer(trainer))
+        return self._built.loader
 
     def _find_tokenizer(self, trainer: Trainer) -> Any:
         for candidate in (self.tokenizer, trainer.processing_class, getattr(trainer.data_collator, "tokenizer", None)):
@@ -196,6 +127,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
 
     # -- the clock
 
+    @outside_audits
     def on_train_begin(
         self,
         args: TrainingArguments,
@@ -205,151 +137,177 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: Any = None,
         **kwargs: Any,
     ) -> None:
-        if self._sampler is None or (train_dataloader is not None and not _holds(train_dataloader, self._dataset)):
-            raise CanaryError(
-                "the training loader was built without memguard, so no canary would be planted. Pass the callback to "
-                "Trainer(callbacks=[...]) or call memguard.callbacks.attach(trainer, config) before train()."
-            )
+        if self._built is None or (train_dataloader is not None and not self._built.is_in(train_dataloader)):
+            raise CanaryError(NOT_BUILT.format(attach=" or call memguard.callbacks.attach(trainer, config) before train()"))
         self._start_clock(args, state, train_dataloader)
-        assert self.plan is not None
-        if self._plan_is_new and state.global_step > 0:
-            raise InputError(
-                f"plan '{self.config.plan}' is missing, but the run resumes at step {state.global_step}: its canaries would be "
-                "lost. Put the plan of the first part back."
-            )
-        if self._plan_is_new and state.is_world_process_zero:
-            self.plan.save(self.config.plan)
+        self.auditor = self._open_auditor(args, state, train_dataloader)
         if state.is_world_process_zero:
-            output = self.config.output if self.config.output.is_absolute() else Path(args.output_dir) / self.config.output
-            self.auditor = Auditor(
-                self.plan, self.tokenizer, self.config, output=output, step_metric=STEP_METRIC, prior=self._prior
-            )
-            if "start" in self.config.audit.on:
-                self._audit(args, state, model, "start")
+            self.guard.save_plan()
+        self.guard.watch(model)
+        self._is_training = True
+        self._at("start", args, state, control, model)
 
     def _start_clock(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
-        """Fix the horizon of the schedule, check it against the loader, and the share against the limit."""
-        assert self._sampler is not None
-        assert self.planting is not None
-        schedule = self._sampler.schedule
-        clock = dataclasses.replace(schedule.clock, max_steps=max(1, int(state.max_steps)))
-        schedule = dataclasses.replace(schedule, clock=clock)
-        if loader is not None:
-            steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
-            if steps != schedule.steps_per_epoch:
-                self._notes.append(f"the loader makes {steps} steps an epoch where {schedule.steps_per_epoch} were planned.")
-        self._sampler.schedule = schedule
-        for epoch in range(schedule.num_epochs):
-            schedule.cells(epoch)
-        rows = schedule.num_rows
-        if self.config.canaries.count == "total":
-            rows = clock.max_steps * clock.accumulation * clock.rows_per_batch
-        self._share = check_share(self.planting, self.config.canaries, num_rows=rows)
-        if self._share > WARN_SHARE:
-            logger.warning("canaries are %.2f%% of the training tokens.", 100 * self._share)
-        if self._has_trained:
-            self._notes.append("an earlier train() of this callback planted the same canaries: counts begin anew here.")
-        self._has_trained = True
-        if state.global_step > 0:
-            self._notes.append("resumed: counting across a resume is not proven in this version.")
+        """Fix the horizon of the schedule, and check it against the loader."""
+        assert self._built is not None
+        earlier = _earlier_ledger(args, state) if state.global_step > 0 else None
+        schedule = self.guard.begin(max_steps=int(state.max_steps), global_step=state.global_step, earlier=earlier)
+        if loader is not None and self._built.sampler is not None:
+            self.guard.check_steps(max(1, math.ceil(len(loader) / args.gradient_accumulation_steps)))
+        if state.global_step > 0 and args.ignore_data_skip:
+            self.guard.notes.append("ignore_data_skip: the resumed epoch began anew, so that some rows were trained twice.")
+        if schedule is not None:
+            holder = self._built.dataset if self._built.sampler is None else self._built.sampler
+            holder.schedule = schedule
 
+    @outside_audits
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._sampler is not None:
-            self._sampler.set_epoch(int(state.epoch or 0))
+        if self._built is not None and self._built.sampler is not None:
+            self._built.sampler.begin_epoch(int(state.epoch or 0))
 
     def ledger(self, global_step: int) -> Ledger:
-        """Counts of every planted canary after `global_step` optimiser steps."""
-        if self._sampler is None or self.plan is None or self.planting is None:
-            raise MemguardError("the ledger begins with training; call trainer.train() first.")
-        schedule = self._sampler.schedule
-        counts = schedule.counts(global_step)
-        entries = {
-            canary.id: LedgerEntry(repetitions=repetitions, num_insertions=seen, num_seen=seen)
-            for canary, repetitions, seen in zip(self.planting.canaries, self.planting.repetitions, counts, strict=True)
-        }
-        return Ledger(
-            plan_digest=self.plan.digest,
-            global_step=global_step,
-            max_steps=schedule.clock.max_steps,
-            exact=not self._notes,
-            notes=list(self._notes),
-            count=schedule.count,
-            mode=schedule.mode,
-            plant_once=self.config.canaries.plant_once,
-            token_share=self._share,
-            token_share_is_estimate=self.planting.share_is_estimate,
-            canaries=entries,
-        )
+        """Counts of every planted canary after `global_step` optimiser steps; with `verify` all ranks must ask together."""
+        return self.guard.ledger(global_step)
 
     # -- the audits
 
+    def _open_auditor(self, args: TrainingArguments, state: TrainerState, loader: Any) -> Auditor:
+        """The auditor of this run, or a refusal of what it could not do."""
+        _refuse_early_pushes(self.config, args)
+        _refuse_metric_without_audits(self.config, args)
+        assert self.plan is not None
+        output = self.config.output if self.config.output.is_absolute() else Path(args.output_dir) / self.config.output
+        is_stream = self.guard.data is None or self.guard.data.is_stream
+        return Auditor(
+            self.plan,
+            self.tokenizer,
+            self.config,
+            output=output,
+            step_metric=STEP_METRIC,
+            prior=self.guard.prior,
+            steps_per_epoch=None if is_stream else max(1, math.ceil(len(loader) / args.gradient_accumulation_steps)),
+            global_step=state.global_step,
+            can_veto_push=hasattr(TrainerCallback, "on_push_begin"),
+        )
+
+    def _at(
+        self,
+        moment: Event,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any,
+        *,
+        ledger: Ledger | None = None,
+        **options: Any,
+    ) -> TrainerControl:
+        """Tell the auditor of a moment, and obey its stop."""
+        if self.auditor is not None:
+            self.auditor.at(
+                moment,
+                model,
+                step=state.global_step,
+                epoch=state.epoch,
+                ledger=ledger or (lambda: self.ledger(state.global_step)),
+                autocast=self._autocast(args),
+                last=state.global_step >= state.max_steps or control.should_training_stop,
+                **options,
+            )
+            control.should_training_stop = control.should_training_stop or self.auditor.should_stop
+        return control
+
+    def _autocast(self, args: TrainingArguments) -> str | None:
+        """The autocast dtype in force, which a launcher may have set past the arguments."""
+        trainer = self._trainer() if self._trainer is not None else None
+        named = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+        precision = named if trainer is None else str(trainer.accelerator.mixed_precision)
+        return None if precision == "no" else precision
+
+    @outside_audits
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        every = self.config.audit.every
-        at_end = state.global_step >= state.max_steps and "end" in self.config.audit.on
-        save_follows = control.should_save and ("save" in self.config.audit.on or at_end)
-        if every is not None and state.global_step % every.steps == 0 and not save_follows:
-            self._audit(args, state, model)
+    ) -> TrainerControl:
+        follow: list[Event] = ["evaluate"] if control.should_evaluate else []
+        follow += ["save"] if control.should_save else []
+        return self._at("step", args, state, control, model, followed_by=follow)
 
+    @outside_audits
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        done = self._last_step() == state.global_step and ("evaluate" not in self.config.audit.full_on or self._last_is_full())
-        if "evaluate" in self.config.audit.on and not done:
-            self._audit(args, state, model, "evaluate")
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if not (state.is_world_process_zero and folder.is_dir() and self.auditor is not None):
-            return
-        self.ledger(state.global_step).save(folder / LEDGER_NAME)
-        last = state.global_step >= state.max_steps
-        if "save" in self.config.audit.on or (last and "end" in self.config.audit.on):
-            self._audit(args, state, model, *(("save", "end") if last else ("save",)), checkpoint=folder)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        if self.auditor is None:
-            return
-        done = self._last_step() == state.global_step and not args.load_best_model_at_end
-        complete = done and ("end" not in self.config.audit.full_on or self._last_is_full())
-        if "end" in self.config.audit.on and not complete:
-            self._audit(args, state, model, "end", fresh=args.load_best_model_at_end)
-        self.auditor.finish()
-
-    def _audit(
         self,
         args: TrainingArguments,
         state: TrainerState,
-        model: Any,
-        *moments: str,
-        checkpoint: Path | None = None,
-        fresh: bool = False,
+        control: TrainerControl,
+        model: Any = None,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        if self._is_training:  # evaluate() by hand audits nothing
+            self._at("evaluate", args, state, control, model)
+            if metrics is not None and "evaluate" in self.config.audit.on and self.auditor is not None:
+                metrics.update(self.auditor.figures())
+                wanted = _metric_of_ours(args)
+                if wanted is not None and self.auditor.last is not None and self.auditor.last.status == "invalid":
+                    metrics.setdefault(wanted, math.nan)  # never the best, and no KeyError of the trainer's
+        return control
+
+    @outside_audits
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> TrainerControl:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.auditor is None:
+            return control
+        if not self.auditor.team.agreed("checkpoint", folder.is_dir()):  # ranks wait here for the first to have saved
+            return self._at("save", args, state, control, model)
+        ledger = self.ledger(state.global_step)
+        self.auditor.save_ledger(ledger, folder)
+        return self._at("save", args, state, control, model, ledger=ledger, checkpoint=folder)
+
+    @outside_audits
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> TrainerControl:
+        self._is_training = False
+        self.guard.end(state.global_step)
+        self.guard.unwatch()
+        self._at("end", args, state, control, model, fresh=args.load_best_model_at_end)
+        if self.auditor is not None:
+            self.auditor.finish(seconds_outside=self.seconds_outside)
+        return control
+
+    def on_push_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        if self.auditor is None or not state.is_world_process_zero:
-            return
-        self.auditor.audit(
-            model,
-            step=state.global_step,
-            epoch=state.epoch,
-            ledger=self.ledger(state.global_step),
-            full=any(moment in self.config.audit.full_on for moment in moments if moment in self.config.audit.on),
-            checkpoint=checkpoint,
-            autocast="bf16" if args.bf16 else "fp16" if args.fp16 else None,
-            fresh=fresh,
+        if self.config.gate is not None and self.config.gate.push == "gated":
+            if self.auditor is None or self.auditor.gate is None:
+                raise EvidenceError("the push is vetoed (gate.push: gated): these weights were not audited in this process.")
+            self.auditor.gate.check_push(model)
+
+
+def _metric_of_ours(args: TrainingArguments) -> str | None:
+    """The figure of ours that chooses the best checkpoint, as the trainer looks it up; None where another does."""
+    name = str(args.metric_for_best_model or "")
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    return name if name.startswith("eval_memguard_") else None
+
+
+def _refuse_metric_without_audits(config: AuditConfig, args: TrainingArguments) -> None:
+    metric = _metric_of_ours(args)
+    if metric is None:
+        return
+    if "evaluate" not in config.audit.on:
+        raise InputError(f"metric_for_best_model '{metric}' needs audits at evaluation: add evaluate to audit.on.")
+    if args.greater_is_better and "exposure" in metric:
+        logger.warning("greater_is_better: the checkpoint that memorised the most would be kept as the best.")
+
+
+def _refuse_early_pushes(config: AuditConfig, args: TrainingArguments) -> None:
+    gated = config.gate is not None and config.gate.push == "gated"
+    if gated and args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) != "end":
+        raise InputError(
+            "hub_strategy must be end under gate.push: gated, since the trainer pushes a checkpoint before it can be audited. "
+            "Call trainer.push_to_hub() after training."
         )
-
-    def _last_step(self) -> int | None:
-        last = self.auditor.last if self.auditor is not None else None
-        return last.subject.global_step if last is not None else None
-
-    def _last_is_full(self) -> bool:
-        last = self.auditor.last if self.auditor is not None else None
-        return last is not None and last.is_full
 
 
 def _trainer_that_calls(callback: TrainerCallback) -> Trainer | None:
@@ -363,41 +321,19 @@ def _trainer_that_calls(callback: TrainerCallback) -> Trainer | None:
     return None
 
 
-def _refuse_unsupported(base: Any, args: TrainingArguments) -> None:
-    if base is None:
-        raise CanaryError("the trainer must have a train_dataset to plant canaries in, got none.")
-    if isinstance(base, IterableDataset) or not hasattr(base, "__len__"):
-        raise CanaryError("streaming datasets are not supported in this version: use a map-style dataset.")
-    strategy = getattr(args, "train_sampling_strategy", "random")
-    if strategy in ("group_by_length", "batch_rebalance"):
-        raise CanaryError(
-            f"train_sampling_strategy '{strategy}' is not supported in this version: use 'random' or 'sequential'."
-        )
-    if len(base) and hasattr(base[0], "keys") and "seq_lengths" in base[0]:
-        raise CanaryError(
-            "packed rows (seq_lengths) are not supported in this version: train on unpacked rows or fixed blocks."
-        )
+def _earlier_ledger(args: TrainingArguments, state: TrainerState) -> Ledger | None:
+    """The ledger of the checkpoint that the run goes on from, None where it has none."""
+    folders = [Path(args.output_dir) / f"checkpoint-{state.global_step}", *_resumed_from()]
+    found = [folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()]
+    return load_ledger(found[0]) if found else None
 
 
-def _batch_samplers(loader: Any) -> Iterator[Any]:
-    level = loader.batch_sampler
-    while level is not None:  # accelerate's shard holds the plain batch sampler
-        yield level
-        level = getattr(level, "batch_sampler", None)
-
-
-def _index_sampler(loader: Any) -> Any:
-    for level in _batch_samplers(loader):
-        sampler = getattr(level, "sampler", None)
-        if sampler is not None:
-            return sampler
-    raise CanaryError(f"the training loader must sample by index, got {type(loader.batch_sampler).__name__}.")
-
-
-def _holds(loader: Any, dataset: Any) -> bool:
-    inner = getattr(loader, "dataset", None)
-    while inner is not None:
-        if inner is dataset:
-            return True
-        inner = getattr(inner, "dataset", None)
-    return False
+def _resumed_from() -> list[Path]:
+    """The checkpoint that `train(resume_from_checkpoint=...)` was given: callbacks are not told."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        given = frame.f_locals.get("resume_from_checkpoint")
+        if isinstance(given, str | Path) and isinstance(frame.f_locals.get("self"), Trainer):
+            return [Path(given)]
+        frame = frame.f_back
+    return []

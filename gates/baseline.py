@@ -63,7 +63,7 @@ class Baseline(Document):
         return f"the baseline is {BARE_REPORT}{live}"
 
 
-def load_baseline(path: Path) -> Baseline:
+def load_baseline(path: Path | str) -> Baseline:
     """Read a baseline, or a bare report to compare with.
 
     Args:
@@ -75,6 +75,7 @@ def load_baseline(path: Path) -> Baseline:
     Raises:
         InputError: the file cannot be read, or a report in it is not the one that was accepted.
     """
+    path = Path(path)
     data = read_json(path, what="baseline")
     if isinstance(data, dict) and data.get("kind") == "memguard audit report":
         report = load_report(path)

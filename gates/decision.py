@@ -120,9 +120,14 @@ def _conclude(
 
 
 def _sentence(head: str, results: Sequence[RuleResult], also: Sequence[str] = ()) -> str:
-    parts = [f"{result.name} ({_uncapitalised(result.reason)})" for result in results[:3]]
+    parts = [f"{_named(result)} ({_uncapitalised(result.reason)})" for result in results[:3]]
     more = [f"and {len(results) - 3} more"] if len(results) > 3 else []
     return sentence(f"{head}: {'; '.join([*parts, *more, *also])}")
+
+
+def _named(result: RuleResult) -> str:
+    """A rule by its name; evidence, whose name says what should hold, as what does not."""
+    return f"'{result.name}' does not hold" if result.kind == "evidence" else result.name
 
 
 def _uncapitalised(reason: str) -> str:

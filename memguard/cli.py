@@ -1,11 +1,12 @@
 """The command line. Loads nothing heavy before a command needs it: `gate` and `report` run without torch.
 
-Exit codes: 0 done or pass, 1 a rule failed, 2 usage or unreadable input, 3 the figures are no evidence, 4 infrastructure.
+Exit codes: 0 done or pass, 1 a rule or the pre-flight failed, 2 usage or unreadable input, 3 no evidence, 4 infrastructure.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.logging import RichHandler
 
 from memguard.errors import CanaryError, EvidenceError, InputError, MemguardError
 
-USAGE, NO_EVIDENCE, INFRASTRUCTURE = 2, 3, 4
+NOT_REACHED, USAGE, NO_EVIDENCE, INFRASTRUCTURE = 1, 2, 3, 4
 
 app = typer.Typer(
     name="memguard",
@@ -25,14 +26,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-state: dict[str, bool] = {"quiet": False}
+state: dict[str, bool] = {"quiet": False, "speaks": True}  # of several ranks, the first one speaks
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 
 def _console(*, json: bool = False) -> Console:
     """Where people read: stdout, or stderr when stdout carries JSON."""
-    return Console(stderr=json, quiet=state["quiet"], soft_wrap=not sys.stdout.isatty())
+    return Console(stderr=json, quiet=state["quiet"] or not state["speaks"], soft_wrap=not sys.stdout.isatty())
 
 
 def _version(asked: bool) -> None:
@@ -98,6 +99,46 @@ def plan(
 
 
 @app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="memguard.yaml")],
+    data: Annotated[Path, typer.Option("--data", help="Training data: JSON lines, or one text a line.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder of the tokenizer.")],
+    max_length: Annotated[int | None, typer.Option("--max-length", min=2, help="Tokens a row.")] = None,
+    packing: Annotated[str, typer.Option("--packing", help="none, fixed, bfd or wrapped.")] = "none",
+    completion_only: Annotated[bool, typer.Option("--completion-only", help="Prompts are out of the loss.")] = False,
+    model: Annotated[Path | None, typer.Option("--model", help="Checkpoint, to prove that gradients reach it.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Will every canary reach the loss? Nothing is trained or written; exit 1 if one will not."""
+    _require_torch_stack("the pre-flight")
+    from memguard.audit.check import check_plan
+    from memguard.audit.config import load_config
+    from memguard.audit.offline import load_checkpoint
+    from memguard.audit.training_rows import parse_packing
+    from memguard.reporting.check import check_lines, check_table
+
+    result = check_plan(
+        load_config(config),
+        data,
+        _load_tokenizer(tokenizer),
+        packing=parse_packing(packing),
+        max_length=max_length,
+        completion_only=completion_only,
+        model=load_checkpoint(model)[0] if model is not None else None,
+    )
+    console = _console(json=json)
+    console.print(check_table(result))
+    for line in check_lines(result):
+        console.print(line, markup=False, highlight=False)
+    if json:
+        typer.echo(result.model_dump_json())
+    elif state["quiet"] and not result.reaches_loss:
+        typer.echo(result.failures[0], err=True)
+    if not result.reaches_loss:
+        raise typer.Exit(NOT_REACHED)
+
+
+@app.command()
 def audit(
     checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders; several give a trend.")],
     plan_path: Annotated[Path, typer.Option("--plan", help="The plan the run was trained with.")],
@@ -117,29 +158,42 @@ def audit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Audit checkpoints; exit 3 if a report is no evidence."""
+    """Audit checkpoints; exit 3 if a report is no evidence. Under torchrun, its ranks share the work."""
     _require_torch_stack("an audit")
     from memguard.audit.checkpoints import audit_checkpoints
     from memguard.audit.config import AuditSettings, load_config
+    from memguard.audit.offline import joined_ranks
     from memguard.audit.written import write_reports
     from memguard.canaries.plan import load_plan
+
+    with joined_ranks(os.environ) as team:
+        state["speaks"] = team.rank == 0
+        logging.disable(logging.NOTSET if state["speaks"] else logging.WARNING)
+        loaded = load_config(config) if config is not None else None
+        with _progress(_console(json=json)) as advance:
+            reports = audit_checkpoints(
+                checkpoints,
+                load_plan(plan_path),
+                loaded.audit if loaded is not None else AuditSettings(),
+                dp=loaded.dp if loaded is not None else None,
+                data=data,
+                held_out=held_out,
+                reference=reference,
+                start=start,
+                progress=advance,
+            )
+        if state["speaks"]:
+            write_reports(reports, checkpoints, output)
+            _show(reports, checkpoints, json=json)
+        team.gather("reports are written", None)  # a rank that left earlier would have the first one stopped
+    if any(report.status == "invalid" for report in reports):
+        raise typer.Exit(NO_EVIDENCE)
+
+
+def _show(reports: list[Any], checkpoints: list[Path], *, json: bool) -> None:
     from memguard.reporting.terminal import exposure_table, findings_lines
 
     console = _console(json=json)
-    loaded = load_config(config) if config is not None else None
-    with _progress(console) as advance:
-        reports = audit_checkpoints(
-            checkpoints,
-            load_plan(plan_path),
-            loaded.audit if loaded is not None else AuditSettings(),
-            dp=loaded.dp if loaded is not None else None,
-            data=data,
-            held_out=held_out,
-            reference=reference,
-            start=start,
-            progress=advance,
-        )
-    write_reports(reports, checkpoints, output)
     for folder, report in zip(checkpoints, reports, strict=True):
         console.print(exposure_table(report, title=folder.name))
         for line in findings_lines(report):
@@ -148,8 +202,6 @@ def audit(
             console.print(f"no evidence: {reason}", style="bold red")
     if json:
         typer.echo(reports[-1].model_dump_json())
-    if any(report.status == "invalid" for report in reports):
-        raise typer.Exit(NO_EVIDENCE)
 
 
 @app.command()
@@ -314,17 +366,20 @@ def main() -> None:
     try:
         app()
     except MemguardError as error:
-        Console(stderr=True, soft_wrap=True).print(f"memguard: {error}", markup=False, highlight=False)
+        _complain(str(error))
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
         where = f"'{error.filename}': " if error.filename else ""
-        text = f"memguard: {where}{error.strerror or 'input or output failed'}."
-        Console(stderr=True, soft_wrap=True).print(text, markup=False)
+        _complain(f"{where}{error.strerror or 'input or output failed'}.")
         sys.exit(INFRASTRUCTURE)
     except Exception as error:
         logging.getLogger(__name__).debug("internal error", exc_info=True)
-        text = f"memguard: internal error ({type(error).__name__}); run with -v and report it."
-        Console(stderr=True, soft_wrap=True).print(text, markup=False)
+        _complain(f"internal error ({type(error).__name__}); run with -v and report it.")
         sys.exit(INFRASTRUCTURE)
+
+
+def _complain(sentence: str) -> None:
+    if state["speaks"]:
+        Console(stderr=True, soft_wrap=True).print(f"memguard: {sentence}", markup=False, highlight=False)

@@ -64,8 +64,9 @@ def describe_validation_error(error: ValidationError) -> str:
     return "; ".join(parts[:MAX_FINDINGS] + more)
 
 
-def load_document(path: Path, model: type[DocumentType], *, what: str) -> DocumentType:
+def load_document(path: Path | str, model: type[DocumentType], *, what: str) -> DocumentType:
     """Read a JSON document of memguard; `InputError` for a missing, broken, foreign or newer file."""
+    path = Path(path)
     data = read_json(path, what=what)
     if not isinstance(data, dict):
         raise InputError(f"{what} '{path.name}' must be a JSON object, got {type(data).__name__}.")

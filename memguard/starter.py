@@ -29,10 +29,12 @@ canaries:
   plant_once: false               # true: every canary once, whatever its tier
   inclusion: planned              # or coin: each canary is in or out by a fair coin
   count: per_epoch                # or total: exact over the run
+  on_preflight_failure: stop      # or warn: train on though a canary will not reach the loss
 audit:
-  every: {steps: 500}
-  on: [start, save, end]          # also: evaluate
+  every: {steps: 500}             # or {epochs: 0.25}
+  on: [start, save, end]          # also: evaluate; needed where a figure of memguard's chooses the best checkpoint
   full_on: [end]                  # moments that also measure extraction, Prior-Aware memorisation, records, membership
+  max_overhead: 0.02              # share of training time; audits of the cadence wait for it; null: they never do
   exposure: {exact: auto, node_budget: 50000, references: 16384, references_per_name: 128}
   prior_aware: {prefixes: 500, m: 1.0e-4, n: calibrated, mode: certified}   # n: a number, or from never-trained targets
   extraction: {budgets: [1, 100, 10000], temperature: 1.0, top_k: 40, top_p: 1.0}   # how an attacker samples
@@ -45,6 +47,9 @@ dp: null                          # or {epsilon: 8, delta: 1.0e-6}: with inclusi
                                   # the gate cannot judge it yet, since canaries are planted by position
 tracking: {wandb: auto}           # logs when a W&B run is active
 output: memguard_audit            # inside the trainer's output_dir
+gate: null                        # or {policy: policy.yaml, baseline: null, stop_when: never, push: always}: decision.json
+                                  # beside each report; stop_when: blocked ends training when a rule fails;
+                                  # push: gated lets only weights go to the hub whose checkpoint passed
 """
 
 

@@ -76,7 +76,10 @@ def train(name: str, config: AuditConfig, output: Path) -> Path:
     trainer.train()
     assert callback.auditor is not None
     seconds = time.monotonic() - began
-    console.print(f"run {name}: {seconds:.0f} s of training, {callback.auditor.seconds / seconds:.0%} of it audits")
+    shares = (
+        f"{callback.auditor.seconds / seconds:.0%} of it audits, {callback.seconds_outside / seconds:.1%} the callback itself"
+    )
+    console.print(f"run {name}: {seconds:.0f} s of training, {shares}")
     return output / name / f"checkpoint-{trainer.state.global_step}" / "memguard_audit" / "report.json"
 
 

@@ -16,21 +16,22 @@ from memguard.files import read_yaml
 Moment = Literal["start", "save", "evaluate", "end"]
 
 NOT_IMPLEMENTED = {
-    "canaries.schedule": "early and late planting",
-    "canaries.on_preflight_failure": "the pre-flight",
-    "canaries.verify": "counting in a forward hook",
-    "audit.every.epochs": "a cadence in epochs",
-    "audit.max_overhead": "an adaptive cadence",
     "audit.propensity": "capability against propensity",
     "tracking.tensorboard": "TensorBoard",
-    "gate": "the gate inside training; use `memguard gate`",
 }
 
 
 class Cadence(Document):
-    """How often an audit runs between the named moments."""
+    """How often an audit runs between the named moments: in optimiser steps or in epochs, one of the two."""
 
-    steps: int = Field(ge=1, description="optimiser steps")
+    steps: int | None = Field(default=None, ge=1, description="optimiser steps")
+    epochs: float | None = Field(default=None, gt=0.0, allow_inf_nan=False, description="epochs, such as 0.25 of one")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Cadence:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("every must hold steps or epochs, one of the two")
+        return self
 
 
 class ExposureSettings(Document):
@@ -108,6 +109,12 @@ class AuditSettings(Document):
     full_on: tuple[Moment, ...] = Field(
         default=("end",), description="moments that also measure extraction, Prior-Aware memorisation, records, membership"
     )
+    max_overhead: float | None = Field(
+        default=0.02,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="audits of the cadence wait while all audits exceed this share of the training time; null: they never do",
+    )
     exposure: ExposureSettings = ExposureSettings()
     prior_aware: PriorAwareSettings | None = PriorAwareSettings()
     extraction: ExtractionSettings | None = ExtractionSettings()
@@ -144,6 +151,17 @@ class TrackingSettings(Document):
     wandb: Literal["auto", "off"] = "auto"
 
 
+class GateSettings(Document):
+    """The gate inside training. Paths are taken from the working directory."""
+
+    policy: Path = Field(description="a policy file, or default or strict")
+    baseline: Path | None = Field(default=None, description="what a checkpoint must not be worse than")
+    stop_when: Literal["never", "blocked"] = Field(default="never", description="blocked: training stops when a rule fails")
+    push: Literal["always", "gated"] = Field(
+        default="always", description="gated: only weights that passed the gate go to the hub"
+    )
+
+
 class AuditConfig(Document):
     """A whole `memguard.yaml`. Relative `plan` is taken from the working directory, relative `output` from the run's folder."""
 
@@ -153,6 +171,7 @@ class AuditConfig(Document):
     dp: DpSettings | None = Field(default=None, description="the stated guarantee, checked against where coins were thrown")
     tracking: TrackingSettings = TrackingSettings()
     output: Path = Path("memguard_audit")
+    gate: GateSettings | None = None
 
     @property
     def digest(self) -> str:
@@ -160,12 +179,13 @@ class AuditConfig(Document):
         return json_digest(self.model_dump(mode="json"))
 
 
-def load_config(path: Path) -> AuditConfig:
+def load_config(path: Path | str) -> AuditConfig:
     """Read `memguard.yaml`.
 
     Raises:
         InputError: missing file, broken YAML, unknown keys (with the nearest valid one), keys of a later version.
     """
+    path = Path(path)
     return parse_config(read_yaml(path, what="config"), what=f"config '{path.name}'")
 
 

@@ -152,13 +152,14 @@ class FullMeasurement:
         figures.records = self._section("records were", self._records)
         figures.membership = self._section("membership was", self._membership)
         if self.plan.probe:
-            figures.positive_control, notice = run_probe(
+            made = run_probe(
                 self.scorer.model.model,
                 self.plan,
                 self.tokenizer,
                 batch_size=self.settings.batch_size,
                 tolerance=self.tolerance,
             )
+            figures.positive_control, notice = self.scorer.model.team.agreed("probe", made)
             self.notices += [notice] if notice is not None else []
         return figures
 
@@ -254,7 +255,7 @@ class FullMeasurement:
             return measure_membership(self.scorer, members, held_out, **options)
         model, tokenizer = load_checkpoint(self.sources.reference)
         with audit_mode(model) as inner:
-            reference = Scorer(inner, batch_size=self.settings.batch_size)
+            reference = Scorer(inner, batch_size=self.settings.batch_size, team=self.scorer.model.team)
             options |= {"reference": reference, "reference_tokenizer": tokenizer}
             return measure_membership(self.scorer, members, held_out, **options)
 

@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from memguard.canaries.ledger import LEDGER_NAME, Ledger, load_ledger
 from memguard.canaries.plan import CanaryPlan
 from memguard.errors import InputError, ScoringError
+from memguard.scoring.team import Team
+
+
+@contextlib.contextmanager
+def joined_ranks(environment: Mapping[str, str]) -> Iterator[Team]:
+    """The ranks that `torchrun` started, for the block; this process alone where it started none.
+
+    A failure of one rank is one of all. With CUDA each rank takes the device of its number on its machine, otherwise the CPU.
+
+    Args:
+        environment: variables of this process, as `torchrun` sets them.
+
+    Raises:
+        InputError: more ranks on this machine than devices.
+        ScoringError: the ranks do not find each other.
+    """
+    import torch
+    from torch import distributed
+
+    is_launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys() and int(environment["WORLD_SIZE"]) > 1
+    if not is_launched:
+        yield Team.alone()
+        return
+    has_cuda, place = torch.cuda.is_available(), int(environment.get("LOCAL_RANK", 0))
+    if has_cuda:
+        if place >= torch.cuda.device_count():
+            raise InputError(f"ranks of one machine must be at most its {torch.cuda.device_count()} devices, got rank {place}.")
+        torch.cuda.set_device(place)
+    try:
+        distributed.init_process_group("nccl" if has_cuda else "gloo")
+    except (RuntimeError, ValueError) as error:
+        raise ScoringError(f"the ranks that torchrun started do not find each other ({type(error).__name__}).") from None
+    try:
+        team = Team.current()
+        with team.guarded():
+            yield team
+    finally:
+        distributed.destroy_process_group()
 
 
 def check_reference(folder: Path, tokenizer: Any) -> None:

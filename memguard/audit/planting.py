@@ -5,10 +5,13 @@ Everything that would make a canary miss the loss is found here, before step 1, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 from memguard.audit.items import encode_planted
 from memguard.audit.prior import PrefixSource
@@ -16,16 +19,44 @@ from memguard.canaries.drawing import draw_plan, plan_differences
 from memguard.canaries.encoding import require_fast, tokenizer_digest
 from memguard.canaries.injection import CanaryDataset
 from memguard.canaries.plan import CanaryPlan, PlannedCanary, load_plan
-from memguard.canaries.schedule import Mode
+from memguard.canaries.preflight import PlantedIds
+from memguard.canaries.rows import ids_of
+from memguard.canaries.schedule import Count, Mode
 from memguard.canaries.settings import CanarySettings
 from memguard.errors import CanaryError, InputError
 from memguard.scoring.audit_mode import preserved_rng
+from memguard.scoring.team import Team
 
 SAMPLED_ROWS = 8192
 TAIL_ROWS = 64
+PEEKED_ROWS = 512  # of a stream: enough for the default number of prior prefixes
 WARN_SHARE = 0.001
-CHECKED_CANARIES = 64
 DEFAULT_MIN_CANARIES = 40  # what the default policy asks for
+
+
+@dataclass(frozen=True)
+class DataSample:
+    """What is known of the training data before it is trained on.
+
+    Args:
+        rows: rows looked at.
+        num_rows: rows an epoch; None for a stream.
+        base: the user's dataset.
+    """
+
+    rows: tuple[Any, ...]
+    num_rows: int | None
+    base: Any
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the data have no length."""
+        return self.num_rows is None
+
+    def prefix_source(self, tokenizer: Any) -> PrefixSource:
+        """The user's rows, without canaries, as prior prefixes; of a stream those that were looked at."""
+        rows = self.rows if self.is_stream else self.base
+        return PrefixSource(len(rows), lambda index: row_ids(rows[index], tokenizer))
 
 
 @dataclass(frozen=True)
@@ -33,10 +64,13 @@ class Planting:
     """What goes into the data: planted canaries with their ids and repetitions, and how."""
 
     canaries: tuple[PlannedCanary, ...]
-    ids: tuple[tuple[int, ...], ...]
+    ids: tuple[tuple[int, ...], ...] = field(repr=False)
+    texts: tuple[str, ...] = field(repr=False)
     spans: tuple[tuple[int, int], ...]
     repetitions: tuple[int, ...]
     mode: Mode
+    count: Count
+    pad_to: int
     mean_row_tokens: float
     share_is_estimate: bool
 
@@ -48,18 +82,31 @@ class Planting:
     def share(self, *, num_rows: float) -> float:
         """Share of training tokens that are canaries when `num_rows` user rows go with one unit of `count`."""
         user = self.mean_row_tokens * num_rows
-        total = user + self.tokens if self.mode == "append" else user
+        total = user + self.tokens if self.mode in ("append", "record") else user
         return self.tokens / max(total, 1.0)
+
+    def planted_ids(self) -> list[PlantedIds]:
+        """Every planted canary for the pre-flight, in plan order."""
+        each = zip(self.canaries, self.ids, self.spans, strict=True)
+        return [PlantedIds(canary.id, ids, start, end, canary.format) for canary, ids, (start, end) in each]
 
 
 def resolve_plan(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple[CanaryPlan, bool]:
     """The plan at `path`, or a new one (not yet saved); with whether it is new.
+
+    The first rank reads or draws it and gives it to the others, who need not see the file.
 
     Raises:
         InputError: an unreadable plan, one for another tokenizer, or one drawn from other settings.
         CanaryError: canaries that cannot be drawn.
     """
     require_fast(tokenizer)
+    team = Team.current()
+    with team.guarded():
+        return team.agreed("plan", _read_or_draw(path, settings, tokenizer) if team.rank == 0 else None)  # type: ignore[return-value]
+
+
+def _read_or_draw(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple[CanaryPlan, bool]:
     if not path.exists():
         return draw_plan(settings, tokenizer), True
     plan = load_plan(path)
@@ -89,52 +136,97 @@ def row_ids(row: Any, tokenizer: Any) -> Sequence[int]:
     Raises:
         CanaryError: a row that holds neither.
     """
-    if hasattr(row, "keys") and "input_ids" in row:
-        ids = row["input_ids"]
+    ids = ids_of(row)
+    if ids is not None:
         return ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if hasattr(row, "keys") and isinstance(row.get("text"), str):
-        return list(tokenizer(row["text"])["input_ids"])
-    columns = ", ".join(map(str, row.keys())) if hasattr(row, "keys") else type(row).__name__
-    raise CanaryError(f"training rows must hold 'input_ids' or raw 'text', got {columns}.")
+    text = row.get("text") if hasattr(row, "keys") else row
+    if isinstance(text, str):
+        return list(tokenizer(text)["input_ids"])
+    if hasattr(row, "keys"):
+        raise CanaryError(f"training rows must hold 'input_ids' or raw 'text', got {', '.join(map(str, row.keys()))}.")
+    raise CanaryError(
+        "training rows without columns must be a text, one sequence of token ids, or inputs with targets that are the same "
+        f"ids or the next ones, got {type(row).__name__}."
+    )
 
 
-def prefix_source(base: Any, tokenizer: Any) -> PrefixSource:
-    """The user's rows, without canaries, as prior prefixes."""
-    return PrefixSource(len(base), lambda index: row_ids(base[index], tokenizer))
+def sample_rows(base: Any) -> DataSample:
+    """Look at the user's rows, or at the first of a stream, without drawing from the run's random generators.
+
+    Raises:
+        CanaryError: no row, or a stream that can be read only once.
+    """
+    with preserved_rng(0):  # rows of a dataset with random transforms draw from the run's generators
+        if is_stream(base):
+            stream = iter(base)
+            if stream is base:
+                raise CanaryError(
+                    "a stream must begin anew each time it is iterated, got one that is its own iterator: looking at its first "
+                    "rows would take them from training. Return a fresh iterator from __iter__."
+                )
+            rows, num_rows = tuple(itertools.islice(stream, PEEKED_ROWS)), None
+        else:
+            num_rows = len(base)
+            rows = tuple(base[index] for index in _sampled(num_rows))
+    if not rows:
+        raise CanaryError("the training dataset must hold at least one row, got none.")
+    return DataSample(rows, num_rows, base)
+
+
+def is_stream(base: Any) -> bool:
+    """Whether rows come in turn only, without an index."""
+    return isinstance(base, IterableDataset) or not (hasattr(base, "__len__") and hasattr(base, "__getitem__"))
 
 
 def plan_planting(
-    plan: CanaryPlan, settings: CanarySettings, base: Any, tokenizer: Any, *, max_positions: int | None
+    plan: CanaryPlan,
+    settings: CanarySettings,
+    data: DataSample,
+    tokenizer: Any,
+    *,
+    max_positions: int | None,
+    as_records: bool = False,
 ) -> Planting:
-    """Decide how the canaries go into `base`.
+    """Decide how the canaries go into the data: spliced into rows of one length, else as rows of their own.
 
     Args:
         plan: the canaries.
         settings: `plant_once`, `count`.
-        base: the user's map-style dataset.
+        data: the user's rows.
         tokenizer: of the run.
         max_positions: longest row the model takes, None when unknown.
+        as_records: canaries are rows that the run's own sampler draws, as a DP guarantee needs; not at planned positions.
 
     Raises:
-        CanaryError: an empty dataset, rows that are neither ids nor text, or a canary longer than a row may be.
+        CanaryError: rows that are neither ids nor text, a canary longer than a row may be, or records of a stream.
     """
-    if len(base) == 0:
-        raise CanaryError("the training dataset must hold at least one row, got none.")
-    with preserved_rng(0):  # rows of a dataset with random transforms draw from the run's generators
-        sample = [base[index] for index in _sampled(len(base))]
-    lengths = [len(row_ids(row, tokenizer)) for row in sample]
-    is_text = "input_ids" not in sample[0]
-    is_fixed = not is_text and len(set(lengths)) == 1
-    mode: Mode = "splice" if is_fixed else "append" if settings.count == "per_epoch" else "replace"
+    if as_records and data.is_stream:
+        raise CanaryError("records of a DP run are drawn by index, which a stream does not have: use a map-style dataset.")
+    lengths = [len(row_ids(row, tokenizer)) for row in data.rows]
+    first = data.rows[0]
+    is_packed = hasattr(first, "keys") and "seq_lengths" in first
+    is_fixed = ids_of(first) is not None and not is_packed and len(set(lengths)) == 1
+    is_total = data.is_stream or settings.count == "total"
+    mode: Mode = "append" if data.is_stream or not is_total else "replace"
+    if is_fixed or as_records:
+        mode = "record" if as_records else "splice"
     canaries = tuple(plan.planted())
     encoded = encode_planted(plan, tokenizer)
     ids = tuple(encoded[canary.id].ids for canary in canaries)
     limit = lengths[0] if is_fixed else max_positions
     _check_lengths(canaries, ids, limit, "block" if is_fixed else "longest row the model takes")
-    repetitions = tuple(1 if settings.plant_once and canary.role == "canary" else canary.tier for canary in canaries)
-    mean = sum(lengths) / len(lengths)
-    spans = tuple((encoded[canary.id].start, encoded[canary.id].end) for canary in canaries)
-    return Planting(canaries, ids, spans, repetitions, mode, mean, share_is_estimate=len(sample) < len(base))
+    return Planting(
+        canaries=canaries,
+        ids=ids,
+        texts=tuple("".join(plan.format_named(one.format).split(one.secret, name=one.name)) for one in canaries),
+        spans=tuple((encoded[canary.id].start, encoded[canary.id].end) for canary in canaries),
+        repetitions=tuple(1 if settings.plant_once and canary.role == "canary" else canary.tier for canary in canaries),
+        mode=mode,
+        count="total" if is_total and not as_records else "per_epoch",
+        pad_to=lengths[0] if is_fixed and as_records and "labels" in first else 0,
+        mean_row_tokens=sum(lengths) / len(lengths),
+        share_is_estimate=len(data.rows) != data.num_rows,
+    )
 
 
 def _sampled(num_rows: int) -> list[int]:
@@ -153,61 +245,22 @@ def _check_lengths(canaries: Sequence[PlannedCanary], ids: Sequence[Sequence[int
         )
 
 
-def canary_dataset(plan: CanaryPlan, planting: Planting, base: Any) -> CanaryDataset:
+def canary_dataset(plan: CanaryPlan, planting: Planting, base: Any, *, pad_id: int = 0) -> CanaryDataset:
     """The user's rows with the canaries behind them."""
-    texts = ["".join(plan.format_named(one.format).split(one.secret, name=one.name)) for one in planting.canaries]
-    added = sum(planting.repetitions) if planting.mode == "append" else 0
+    added = sum(planting.repetitions) if planting.mode in ("append", "record") else 0
+    is_record = planting.mode == "record"
     with preserved_rng(0):
         return CanaryDataset(
             base,
             planting.ids,
-            texts,
+            planting.texts,
             mode=planting.mode,
             seed=plan.placement_seed,
             rows_per_epoch=len(base) + added,
+            records=[canary for canary, number in enumerate(planting.repetitions) for _ in range(number)] if is_record else (),
+            pad_to=planting.pad_to,
+            pad_id=pad_id,
         )
-
-
-def check_reaches_loss(planting: Planting, dataset: CanaryDataset, collate: Callable[[list[Any]], Any]) -> list[str]:
-    """Send canaries through the run's own collator: each secret must come out whole, and its labels with it.
-
-    Args:
-        planting: what goes in.
-        dataset: rows with the canaries behind them.
-        collate: of the training loader.
-
-    Returns:
-        Why the counts are not proven, empty when they are.
-
-    Raises:
-        CanaryError: a canary that is cut off, or whose labels are masked; names the first and how many.
-    """
-    every = max(1, len(planting.canaries) // CHECKED_CANARIES)
-    lost, masked, checked = [], [], range(0, len(planting.canaries), every)
-    for index in checked:
-        step = dataset.num_rows if planting.mode == "splice" else 1
-        try:
-            with preserved_rng(0):
-                batch = collate([dataset[dataset.num_rows + index * step]])
-        except Exception as error:  # the user's own code: it may be right not to take one row alone
-            return [f"the collator did not take a canary alone ({type(error).__name__}): what reaches the loss is not seen."]
-        if not hasattr(batch, "keys") or "labels" not in batch or "input_ids" not in batch:
-            return ["the collator makes no input_ids and labels: what reaches the loss is not seen."]
-        start, end = planting.spans[index]
-        ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
-        secret = list(planting.ids[index][start:end])
-        at = next((i for i in range(len(ids) - len(secret) + 1) if ids[i : i + len(secret)] == secret), None)
-        if at is None:
-            lost.append(planting.canaries[index].id)
-        elif labels[at : at + len(secret)] != secret:
-            masked.append(planting.canaries[index].id)
-    for found, what in ((lost, "cut off or tokenised otherwise"), (masked, "masked out of the loss")):
-        if found:
-            raise CanaryError(
-                f"every canary must reach the loss; after the data collator {len(found)} of {len(checked)} are {what}, first "
-                f"canary '{found[0]}'. Raise the collator's maximum length, or let it keep the labels of whole rows."
-            )
-    return []
 
 
 def check_share(planting: Planting, settings: CanarySettings, *, num_rows: float) -> float:

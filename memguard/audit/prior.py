@@ -194,9 +194,8 @@ class PriorMeasurement:
     def _cut(self, length: int) -> list[tuple[int, ...]]:
         if length not in self._windows:
             seed = f"memguard/prior/{self.seed}/{length}"
-            self._windows[length] = self.source.windows(
-                self.settings.prefixes, length=length, lead_ids=self.lead_ids, seed=seed
-            )
+            windows = self.source.windows(self.settings.prefixes, length=length, lead_ids=self.lead_ids, seed=seed)
+            self._windows[length] = self.scorer.model.team.agreed("prior windows", windows)  # rows may be augmented at random
         return self._windows[length]
 
     def _prefixes(self, span: Span, windows: list[tuple[int, ...]]) -> PriorPrefixes:

@@ -2,7 +2,8 @@
 
 Copies of the trainable weights take a few plain optimiser steps on two fresh secrets a format; the model is audited with
 them by the same path, then given its own weights back. The weights themselves are never stepped: gradients go to the copies
-alone, so that hooks, optimisers and accumulated gradients of a training run notice nothing.
+alone, so that hooks, optimisers and accumulated gradients of a training run notice nothing. With several ranks each makes
+its own, out of step, and that of rank 0 counts; weights that are spread over ranks are not copied.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from memguard.canaries.encoding import SecretEncoder
 from memguard.canaries.plan import CanaryPlan
 from memguard.metrics.exposure import estimate_exposure
 from memguard.scoring.forward import pad_right
+from memguard.scoring.heads import is_sharded
 from memguard.scoring.scorer import Scorer, Span
 
 NUM_SECRETS = 2  # a format
@@ -47,6 +49,8 @@ def run_probe(
         batch_size: rows a forward pass at most.
         tolerance: scores closer than this tie; nats.
     """
+    if is_sharded(model):
+        return _result(0, None), "the probe could not be made: the weights of the model are spread over ranks."
     groups = _fresh_groups(plan, tokenizer)
     spans = [span for group in groups for span in group.canary_spans]
     best: float | None = None

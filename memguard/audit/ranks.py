@@ -101,7 +101,7 @@ class RankSearch:
         """Fill in what is found; the nodes it took."""
         group = item.group
         whole = group.format.secret_space_size * num_groups <= self.settings.node_budget
-        able, hopeless = _worth(item, self.settings.node_budget, tolerance)
+        able, hopeless = scorer.model.team.agreed("canaries to search", _worth(item, self.settings.node_budget, tolerance))
         chosen = list(range(len(group.canaries))) if whole else able
         if not chosen and not hopeless:
             return 0

@@ -177,6 +177,10 @@ class TrendPoint(Document):
     mean_bits: float | None = Field(description="mean exposure; bits")
     low_bits: float | None = Field(description="lower end of the interval of the median; bits")
     high_bits: float | None = Field(description="upper end; bits")
+    steps_between: float | None = Field(default=None, description="optimiser steps between audits then, None: not known")
+    overhead_share: float | None = Field(
+        default=None, description="seconds of audits over seconds of training up to it, as a share; None: not known"
+    )
 
 
 class Subject(Document):
@@ -207,7 +211,9 @@ class LedgerSummary(Document):
     exact: bool = Field(description="every count is exact")
     notes: list[str] = Field(description="why counts are not exact, a sentence each")
     count: Literal["per_epoch", "total"] | None = Field(description="unit of repetitions, None: unknown")
-    mode: Literal["append", "replace", "splice"] | None = Field(description="how canaries entered the rows, None: unknown")
+    mode: Literal["append", "replace", "splice", "record"] | None = Field(
+        description="how canaries entered the rows, None: unknown"
+    )
     plant_once: bool | None = Field(description="each canary once whatever its tier, None: unknown")
     num_insertions: int = Field(description="count of sightings planned up to this step")
     num_seen: int | None = Field(description="count of sightings that reached the loss, None: unknown")
@@ -244,6 +250,19 @@ class Procedure(Document):
     num_nodes: int = Field(default=0, description="nodes the searches of this audit expanded")
     head: Literal["fused", "own"] = Field(default="own", description="own: the model ran its own head")
     num_parameters: int | None = Field(default=None, description="of the model, adapters included")
+
+
+class AuditCadence(Document):
+    """How often a run is audited, and what audits cost it, up to this one."""
+
+    steps_between: float | None = Field(
+        description="optimiser steps between audits that the settings and their limit allow; None: named moments alone"
+    )
+    overhead_share: float | None = Field(
+        description="seconds of audits over seconds of training without them, so far, as a share; None: no training yet"
+    )
+    max_overhead: float | None = Field(description="the limit of that share, None: none")
+    num_waited: int = Field(description="count of audits that were due and waited for the limit")
 
 
 class Environment(BaseModel):
@@ -293,6 +312,7 @@ class AuditReport(Document):
         default_factory=list, description="what being trained on adds to a score, from inclusion coins"
     )
     trend: list[TrendPoint] = Field(default_factory=list, description="earlier audits of the run")
+    cadence: AuditCadence | None = Field(default=None, description="how often the run is audited; None: not in training")
     duration_s: float = Field(description="seconds the audit took")
 
     def save(self, path: Path) -> None:
@@ -346,11 +366,11 @@ LIMITS = [
 ]
 
 
-def load_report(path: Path) -> AuditReport:
+def load_report(path: Path | str) -> AuditReport:
     """Read an audit report. Raises `InputError` when it cannot be read."""
     return load_document(path, AuditReport, what="report")
 
 
-def load_decision(path: Path) -> Decision:
+def load_decision(path: Path | str) -> Decision:
     """Read a decision. Raises `InputError` when it cannot be read."""
     return load_document(path, Decision, what="decision")

@@ -1,6 +1,7 @@
 """`run_audit`: score canaries, controls and references with a model, and write down what that shows.
 
-The one place that joins plan, scorer and metrics. The model is left exactly as it was found (`audit_mode`).
+The one place that joins plan, scorer and metrics. The model is left exactly as it was found (`audit_mode`). Where torch's
+default process group has several ranks, all of them must call it at the same time: see `memguard.scoring.team`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from memguard.canaries.plan import CanaryPlan
 from memguard.errors import NonFiniteScoreError
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer, SpanScores
+from memguard.scoring.team import Team
 
 Progress = Callable[[int, int], None]
 
@@ -69,8 +71,9 @@ class AuditRunner:
         trend: Sequence[TrendPoint] = (),
         autocast: str | None = None,
         progress: Progress | None = None,
+        team: Team | None = None,
     ) -> AuditReport:
-        """Audit one model as it stands.
+        """Audit one model as it stands; with several ranks, all call this together and get the same report.
 
         Args:
             model: a causal language model, wrapped or not; left as it was found.
@@ -80,16 +83,34 @@ class AuditRunner:
             trend: earlier audits of the same run.
             autocast: the autocast dtype in force, recorded.
             progress: called with rows done and rows in all.
+            team: ranks that share the work; those of torch's default process group when None.
 
         Returns:
             An `AuditReport`; `status` is *invalid*, with reasons, when its figures are no evidence.
 
         Raises:
-            ScoringError: the model could not be scored.
+            ScoringError: the model could not be scored, on this rank or another.
         """
+        team = team or Team.current()
+        with team.guarded():
+            team.gather(f"audit of plan {self.plan.digest[:16]}, {'full' if full is not None else 'exposure'}", None)
+            report = self._run(model, team, subject, ledger, full, trend, autocast, progress)
+            return team.agreed("report", report)
+
+    def _run(
+        self,
+        model: Any,
+        team: Team,
+        subject: Subject | None,
+        ledger: Ledger | None,
+        full: Sources | None,
+        trend: Sequence[TrendPoint],
+        autocast: str | None,
+        progress: Progress | None,
+    ) -> AuditReport:
         began = time.monotonic()
         with audit_mode(model) as inner:
-            scorer = Scorer(inner, batch_size=self.settings.batch_size)
+            scorer = Scorer(inner, batch_size=self.settings.batch_size, team=team)
             scored, tolerance, failure = self._measure(scorer, progress)
             if failure is None and subject is not None and subject.global_step == 0:
                 self.start = scored
@@ -137,14 +158,19 @@ class AuditRunner:
             **self._coins(rows, ledger, failure),
         )
 
-    def remember_start(self, model: Any) -> None:
+    def remember_start(self, model: Any, *, team: Team | None = None) -> None:
         """Score the model that training began from, so that later audits show what training added.
+
+        Args:
+            model: as training found it.
+            team: as in `run`.
 
         Raises:
             ScoringError: the model could not be scored.
         """
-        with audit_mode(model) as inner:
-            self.start = self._score(Scorer(inner, batch_size=self.settings.batch_size), None)
+        team = team or Team.current()
+        with team.guarded(), audit_mode(model) as inner:
+            self.start = self._score(Scorer(inner, batch_size=self.settings.batch_size, team=team), None)
 
     def _coins(self, rows: Sequence[CanaryRow], ledger: Ledger | None, failure: str | None) -> dict[str, Any]:
         """What follows from coins that put each canary in or left it out; nothing where none were thrown."""
@@ -161,6 +187,7 @@ class AuditRunner:
             tiers=tiers,
             stated_epsilon=self.dp.epsilon if self.dp is not None else None,
             delta=self.dp.delta if self.dp is not None else 0.0,
+            enters_as_record=ledger is not None and ledger.mode == "record",
         )
         counterfactual = measure_counterfactual(rows, inclusion=self.plan.inclusion, coins=coins, tiers=tiers)
         return {"privacy": privacy, "counterfactual": counterfactual}

@@ -122,5 +122,7 @@ def trend_points(report: AuditReport) -> list[TrendPoint]:
         if members:
             bits = summarise_bits(members)
             figures = {key: bits[key] for key in ("mean_bits", "low_bits", "high_bits")}
+            if report.cadence is not None:
+                figures |= {key: getattr(report.cadence, key) for key in ("steps_between", "overhead_share")}
             points.append(TrendPoint(global_step=step, epoch=report.subject.epoch, tier=tier, n=len(members), **figures))
     return points

@@ -22,8 +22,8 @@ class LedgerEntry(Document):
     """Sightings of one planted canary up to the ledger's step."""
 
     repetitions: int = Field(description="in force: the tier, or 1 under plant_once")
-    num_insertions: int = Field(description="planned up to this step")
-    num_seen: int = Field(description="reached the loss up to this step")
+    num_insertions: int = Field(description="planned up to this step; in record mode, records among the rows to draw from")
+    num_seen: int = Field(description="reached the model up to this step: counted where `verified`, else as planned")
 
 
 class Ledger(Document):
@@ -38,16 +38,31 @@ class Ledger(Document):
     notes: list[str]
     count: Count
     mode: Mode
+    num_rows: int | None = Field(default=None, description="of the user's data, an epoch; null: a stream")
+    rows_per_batch: int | None = Field(default=None, description="of a micro-batch over all ranks")
+    accumulation: int | None = Field(default=None, description="micro-batches an optimiser step")
+    verified: bool = Field(default=False, description="whether sightings were counted in the model's forward")
     plant_once: bool
     token_share: float = Field(description="share of training tokens that are canaries")
     token_share_is_estimate: bool
     canaries: dict[str, LedgerEntry]
+
+    def continues(self, earlier: Ledger) -> list[str]:
+        """Why the counts of a run that goes on from `earlier` are not those of one run; empty when they are."""
+        if earlier.plan_digest != self.plan_digest:
+            return ["the run resumed from a checkpoint that was trained with another plan."]
+        names = ["mode", "count", "num_rows", "rows_per_batch", "accumulation", "plant_once"]
+        if self.count == "total":  # its cells are spread over the whole run
+            names.append("max_steps")
+        changed = [name for name in names if getattr(self, name) != getattr(earlier, name)]
+        notes = [f"the run resumed with another {', '.join(changed)}: cells moved."] if changed else []
+        return [*notes, *(note for note in earlier.notes if note not in notes)]
 
     def save(self, path: Path) -> None:
         """Write the ledger, whole or not at all."""
         write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
 
 
-def load_ledger(path: Path) -> Ledger:
+def load_ledger(path: Path | str) -> Ledger:
     """Read a ledger; `InputError` when it cannot be read."""
     return load_document(path, Ledger, what="ledger")

@@ -142,8 +142,9 @@ def _keep_out_of_git(path: Path) -> None:
         write_text_atomic(ignore, "\n".join([*lines, line]) + "\n")
 
 
-def load_plan(path: Path) -> CanaryPlan:
+def load_plan(path: Path | str) -> CanaryPlan:
     """Read a plan; `InputError` when it cannot be read. Warns when others may read the file."""
+    path = Path(path)
     plan = load_document(path, CanaryPlan, what="plan")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         logger.warning("plan '%s' can be read by other users; it holds every secret. Run: chmod 600 %s", path, path)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from memguard.canaries.formats import CanaryFormat
+from memguard.canaries.schedule import Count, When
 from memguard.documents import Document
 
 
@@ -38,7 +39,12 @@ class CanarySettings(Document):
     max_share: float = Field(default=0.01, gt=0.0, lt=1.0, description="of training tokens")
     plant_once: bool = False
     inclusion: Literal["planned", "coin"] = "planned"
-    count: Literal["per_epoch", "total"] = "per_epoch"
+    count: Count = "per_epoch"
+    schedule: When = Field(default="uniform", description="early, late: in the first or last quarter of the run")
+    verify: bool = Field(default=False, description="count sightings in the model's forward and compare with the ledger")
+    on_preflight_failure: Literal["stop", "warn"] = Field(
+        default="stop", description="where a planned canary will not reach the loss"
+    )
 
     @property
     def planted_control(self) -> InTrainingControl | None:
@@ -73,6 +79,12 @@ class CanarySettings(Document):
         if not value or any(repetitions < 1 or number < 1 for repetitions, number in value.items()):
             raise ValueError("tiers must map repetitions of at least 1 to at least 1 canary")
         return dict(sorted(value.items()))
+
+    @model_validator(mode="after")
+    def _window_of_a_run(self) -> CanarySettings:
+        if self.schedule != "uniform" and self.count != "total":
+            raise ValueError(f"schedule '{self.schedule}' speaks of the whole run and needs count: total, got {self.count}")
+        return self
 
     @model_validator(mode="after")
     def _room_for_controls(self) -> CanarySettings:

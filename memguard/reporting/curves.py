@@ -98,6 +98,8 @@ def own_points(report: AuditReport) -> list[TrendPoint]:
             mean_bits=row.mean_bits,
             low_bits=row.low_bits,
             high_bits=row.high_bits,
+            steps_between=report.cadence.steps_between if report.cadence is not None else None,
+            overhead_share=report.cadence.overhead_share if report.cadence is not None else None,
         )
         for row in pool_tiers(report)
     ]

@@ -125,6 +125,12 @@ DEFINITIONS = [
         "training would have caused any. Detected: the best p-value, times the number of secrets, is at most 0.001.",
     ),
     Definition(
+        "Audit overhead",
+        "share of training time",
+        "Seconds of audits over seconds of training without them, up to this audit. Where the limit would be passed, audits of "
+        "the cadence wait and come further apart; those at named moments (start, save, evaluate, end) never wait, and count.",
+    ),
+    Definition(
         "Token share",
         "percent",
         "Share of the training tokens that are canaries, per epoch.",

@@ -43,7 +43,7 @@ class JsonlTracker:
 
 
 def history_line(report: AuditReport) -> dict[str, Any]:
-    """One line of the history: step, epoch, subject kind and digest, status, metrics, and curve points."""
+    """One line of the history: step, epoch, subject kind and digest, status, cadence, metrics, and curve points."""
     return {
         "created_at": report.created_at,
         "global_step": report.subject.global_step,
@@ -51,6 +51,7 @@ def history_line(report: AuditReport) -> dict[str, Any]:
         "kind": report.subject.kind,
         "digest": report.subject.digest,
         "status": report.status,
+        "cadence": report.cadence.model_dump() if report.cadence is not None else None,
         "metrics": flatten_metrics(report),
         "points": [point.model_dump() for point in own_points(report)],
     }

@@ -1,7 +1,7 @@
 """The one context every audit of a live model runs in: training continues as if the audit had not happened.
 
-Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, compiled calls, and
-the random state of Python, numpy, torch and every initialised accelerator.
+Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, compiled calls, the
+sharding of FSDP2 weights, and the random state of Python, numpy, torch and every initialised accelerator.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes: 4-bit weights that an eval forward lays out anew, for good
 
 
 def _cuda_in_use() -> bool:
@@ -40,12 +42,14 @@ def preserved_rng(seed: int) -> Iterator[None]:
 
 
 def innermost(model: Any) -> Any:
-    """The module to call for an audit: DDP, DataParallel and `torch.compile` wrappers taken off."""
+    """The module to call for an audit: DDP, DataParallel, Opacus and `torch.compile` wrappers taken off."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             model = model.module
+        elif type(model).__name__ == "GradSampleModule":
+            model = model._module
         else:
             return model
 
@@ -65,6 +69,7 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl is not None]
+    repacked = [module for module in model.modules() if getattr(module, REPACKS, False)]
     config = getattr(model, "config", None)
     use_cache = getattr(config, "use_cache", None)
     with contextlib.ExitStack() as stack:
@@ -76,12 +81,19 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
             model.eval()
             for module, _ in compiled:  # compiled in place: shapes of an audit would count towards the recompile limit
                 module._compiled_call_impl = None
+            for module in repacked:
+                setattr(module, REPACKS, False)
             yield model
         finally:
+            for module, _ in modes:  # FSDP2 leaves the root's weights whole after a forward: for a backward that never comes
+                if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+                    module.reshard()
             for module, training in modes:  # not model.train(): parts frozen in eval stay so
                 module.training = training
             for module, call in compiled:
                 module._compiled_call_impl = call
+            for module in repacked:
+                setattr(module, REPACKS, True)
             for parameter, requires_grad in wanted:
                 if parameter.requires_grad != requires_grad:
                     parameter.requires_grad_(requires_grad)

@@ -1,4 +1,8 @@
-"""How many rows go into a forward pass: from a memory budget, halved when memory runs out, and failures that name an item."""
+"""How many rows go into a forward pass: from a memory budget, halved when memory runs out, and failures that name an item.
+
+With several ranks, `run` gives each a batch of its own, so many at a time as there are ranks, and every rank stores what all
+of them found. Batches are cut as one process cuts them: the number of ranks changes no shape, and so no score.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,15 @@ from typing import TypeVar
 
 import torch
 
-from memguard.errors import ScoringError
+from memguard.scoring.failures import as_scoring_error, is_out_of_memory
 from memguard.scoring.forward import CausalModel
+from memguard.scoring.team import Outcome
 
 T = TypeVar("T")
+Found = TypeVar("Found")
 CPU_BUDGET = 512 * 2**20  # bytes
 CUDA_SHARE = 16  # of a device's memory: of the whole, not of what is free, so that runs meet the same batch shapes
 MAX_ROWS = 256
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
-
-
-class _NoRoomError(ScoringError):
-    """One row of a batch within a batch does not fit: the outer one is to be halved."""
 
 
 class Batches:
@@ -33,7 +34,8 @@ class Batches:
 
     def __init__(self, model: CausalModel, *, max_rows: int | None, memory_budget: int | None) -> None:
         self.model = model
-        self.memory_budget = memory_budget if memory_budget is not None else _default_budget(model.device)
+        own = memory_budget if memory_budget is not None else _default_budget(model.device)
+        self.memory_budget = min(model.team.gather("memory budget", own))
         self.max_rows = max_rows or MAX_ROWS
 
     def rows(self, width: int) -> int:
@@ -41,17 +43,46 @@ class Batches:
         return max(1, min(self.max_rows, self.memory_budget // (max(1, width) * self.model.bytes_per_token())))
 
     def run(
-        self, items: Sequence[T], work: Callable[[Sequence[T]], None], *, width: Callable[[T], int], label: Callable[[T], str]
+        self,
+        items: Sequence[T],
+        work: Callable[[Sequence[T]], Found],
+        store: Callable[[Sequence[T], Found], None],
+        *,
+        width: Callable[[T], int],
+        label: Callable[[T], str],
+        num_forwards: int = 1,
     ) -> None:
         """Run `work` over all items in batches, each as wide as its widest item allows; halve and repeat when memory runs out.
+
+        Args:
+            items: what to work on; alike on all ranks.
+            work: gives what was found for a batch, as plain values: it runs on one rank, and all of them are sent the result.
+            store: keeps what was found; called for every batch, in order, on every rank.
+            width: tokens of an item.
+            label: names an item in errors.
+            num_forwards: forward passes of a batch, at most.
 
         Raises:
             ScoringError: one row does not fit, or the model fails; names the first item of the batch.
         """
         first = 0
         while first < len(items):
-            size = self.rows(max(width(item) for item in items[first : first + self.max_rows]))
-            batch = items[first : first + size]
+            batches = self._cut(items, first, width)
+            outcomes = self._round(batches, work, label, num_forwards)
+            if not self._have_room(batches, outcomes):
+                release(self.model.device)
+                continue
+            for batch, outcome in zip(batches, outcomes, strict=False):
+                store(batch, outcome.value)  # type: ignore[arg-type]
+                first += len(batch)
+
+    def each(
+        self, items: Sequence[T], work: Callable[[Sequence[T]], None], *, width: Callable[[T], int], label: Callable[[T], str]
+    ) -> None:
+        """As `run`, but every rank runs every batch: for work that keeps in step itself."""
+        first = 0
+        while first < len(items):
+            batch = items[first : first + self._size(items, first, width)]
             try:
                 work(batch)
                 first += len(batch)
@@ -63,21 +94,45 @@ class Batches:
                 continue
             release(self.model.device)  # outside the handler, whose traceback holds the tensors
 
+    def _size(self, items: Sequence[T], first: int, width: Callable[[T], int]) -> int:
+        return self.rows(max(width(item) for item in items[first : first + self.max_rows]))
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | _NoRoomError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    def _cut(self, items: Sequence[T], first: int, width: Callable[[T], int]) -> list[Sequence[T]]:
+        """The next batches: one a rank, or one for all of them."""
+        batches: list[Sequence[T]] = []
+        while first < len(items) and len(batches) < (self.model.team.size if self.model.is_split else 1):
+            batches.append(items[first : first + self._size(items, first, width)])
+            first += len(batches[-1])
+        return batches
 
+    def _round(
+        self,
+        batches: Sequence[Sequence[T]],
+        work: Callable[[Sequence[T]], Found],
+        label: Callable[[T], str],
+        num_forwards: int,
+    ) -> list[Outcome[Found]]:
+        mine = self.model.team.rank if self.model.is_split else 0
+        batch = batches[mine] if mine < len(batches) else None
+        return self.model.in_step(
+            f"a batch of {len(batches[0])} rows",
+            (lambda: work(batch)) if batch is not None else None,
+            num_forwards=num_forwards,
+            label=label(batch[0]) if batch is not None else "",
+            num_rows=len(batch) if batch is not None else 0,
+        )
 
-def as_scoring_error(error: Exception, label: str, rows: int) -> ScoringError:
-    """The same failure as a `ScoringError` that names an item; a message of the model's own may hold token ids."""
-    if isinstance(error, ScoringError):
-        return error
-    cure = "One row alone needs more memory than there is." if is_out_of_memory(error) else "The model itself raised it."
-    kind = _NoRoomError if is_out_of_memory(error) else ScoringError
-    return kind(f"scoring {label or 'a batch'} and {rows - 1} rows beside it failed with {type(error).__name__}. {cure}")
+    def _have_room(self, batches: Sequence[Sequence[T]], outcomes: Sequence[Outcome[Found]]) -> bool:
+        """Whether every batch fitted; if not, the next ones are half as large. Raises what is no lack of room."""
+        short = []
+        for rank, outcome in enumerate(outcomes):
+            size = len(batches[rank if self.model.is_split else 0]) if outcome.error is not None else 0
+            if outcome.error is not None and not (is_out_of_memory(outcome.error) and size > 1):
+                raise outcome.error from None
+            short += [size] if outcome.error is not None else []
+        if short:
+            self.max_rows = math.ceil(min(short) / 2)
+        return not short
 
 
 def _default_budget(device: torch.device) -> int:

@@ -19,8 +19,9 @@ from scipy import special
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError
-from memguard.scoring.batches import as_scoring_error, is_out_of_memory, release
+from memguard.scoring.batches import release
 from memguard.scoring.branching import Branch
+from memguard.scoring.failures import as_scoring_error, is_out_of_memory
 from memguard.scoring.scorer import Scorer
 
 Floats = NDArray[np.float64]
@@ -112,8 +113,7 @@ class PriorPrefixes:
         def work() -> None:
             for part, members in enumerate(self._parts):
                 last, _ = self._encode(part)
-                heads = torch.full((len(members),), suffix[0])
-                products[members] = self._log_probs(last, heads, torch.arange(len(members)))
+                products[members] = self._first_log_probs(last, suffix[0])
 
         self._with_room(work)
         spent = self.scorer.model.num_token_forwards - before
@@ -121,7 +121,8 @@ class PriorPrefixes:
 
     def decide(self, state: PriorState, decision: Callable[[PriorBounds], str | None]) -> str | None:
         """Go on with the likeliest open pairs until `decision` gives a verdict; its answer when none is open any more."""
-        while (verdict := decision(state.bounds())) is None and state.is_open.any():
+        team = self.scorer.model.team
+        while (verdict := team.agreed("verdict", decision(state.bounds()))) is None and state.is_open.any():
             open_ = np.flatnonzero(state.is_open)
             likeliest = open_[np.argsort(-state.log_products[open_], kind="stable")][:MAX_PAIRS]
             self.resume(state, likeliest)
@@ -168,16 +169,20 @@ class PriorPrefixes:
         _, branch = self._encode(part)
         local = np.searchsorted(members, chosen)
 
-        def work(rows: Sequence[int]) -> None:
+        def work(rows: Sequence[int]) -> Floats:
             pairs = chosen[list(rows)]
             states = self._states(branch, local[list(rows)], pairs, sent)[:, have - 1 :]
             wanted = torch.tensor(targets).repeat(len(pairs))
             log_probs = self._log_probs(states.reshape(-1, states.shape[-1]), wanted, torch.arange(len(wanted)))
-            state.log_products[pairs] += log_probs.reshape(len(pairs), len(targets)).sum(axis=1)
-            state.num_tokens[pairs] = end
+            summed: Floats = log_probs.reshape(len(pairs), len(targets)).sum(axis=1)
+            return summed
+
+        def store(rows: Sequence[int], log_probs: Floats) -> None:
+            state.log_products[chosen[list(rows)]] += log_probs
+            state.num_tokens[chosen[list(rows)]] = end
 
         width = len(self.prefixes[int(members[0])]) + len(sent)
-        self.scorer.batches.run(range(len(chosen)), work, width=lambda _: width, label=lambda _: "a prior prefix")
+        self.scorer.batches.run(range(len(chosen)), work, store, width=lambda _: width, label=lambda _: "a prior prefix")
 
     def _states(
         self, branch: Branch | None, rows: NDArray[np.int64], pairs: NDArray[np.int64], sent: tuple[int, ...]
@@ -192,11 +197,26 @@ class PriorPrefixes:
         if part in self._encoded:
             return self._encoded[part]
         rows = [self.prefixes[index] for index in self._parts[part].tolist()]
-        encoded, size = self._run(rows)
+        found: list[tuple[tuple[Tensor, Branch | None], int]] = []
+        self.scorer.model.together(
+            "prior prefixes", lambda: found.append(self._run(rows)), num_forwards=1, label="prior prefixes", num_rows=len(rows)
+        )
+        ((encoded, size),) = found
         if self._kept + size <= KEPT_BYTES:
             self._encoded[part] = encoded
             self._kept += size
         return encoded
+
+    def _first_log_probs(self, last: Tensor, token: int) -> Floats:
+        """Of one token behind every prefix of a part."""
+        heads, rows = torch.full((len(last),), token), torch.arange(len(last))
+        return self.scorer.model.together(
+            "first tokens",
+            lambda: self._log_probs(last, heads, rows),
+            num_forwards=0,
+            label="prior prefixes",
+            num_rows=len(last),
+        )
 
     def _run(self, rows: list[tuple[int, ...]]) -> tuple[tuple[Tensor, Branch | None], int]:
         """What stands at the end of some prefixes, where to go on from, and the bytes that holds."""

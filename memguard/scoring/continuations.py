@@ -38,15 +38,26 @@ def continue_greedily(scorer: Scorer, prompts: Sequence[Ids], *, num_tokens: int
     alike: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         alike[len(prompt)].append(index)
+
+    def store(batch: Sequence[int], found: list[Ids]) -> None:
+        for index, ids in zip(batch, found, strict=True):
+            written[index] = ids
+
     for length, members in alike.items():
         number = num_tokens if limit is None else min(num_tokens, limit - length)
 
-        def work(batch: Sequence[int], number: int = number) -> None:
-            for index, ids in zip(batch, _continue([prompts[index] for index in batch], scorer, number), strict=True):
-                written[index] = ids
+        def work(batch: Sequence[int], number: int = number) -> list[Ids]:
+            return _continue([prompts[index] for index in batch], scorer, number)
 
         if number > 0:
-            scorer.batches.run(members, work, width=lambda _: length + number, label=lambda index: f"prompt {index}")  # noqa: B023
+            scorer.batches.run(
+                members,
+                work,
+                store,
+                width=lambda _: length + number,  # noqa: B023
+                label=lambda index: f"prompt {index}",
+                num_forwards=number,
+            )
     return written
 
 

@@ -10,16 +10,20 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from memguard.errors import ScoringError
 from memguard.scoring.branching import Branch, new_cache
-from memguard.scoring.heads import Head, Unreadable, lifted, read_head, text_config
+from memguard.scoring.failures import as_scoring_error
+from memguard.scoring.heads import Head, Unreadable, is_tensor_parallel, lifted, read_head, text_config
 from memguard.scoring.kernels import TokenStatistics, logit_statistics
+from memguard.scoring.team import Outcome, Team
+
+T = TypeVar("T")
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, float32: a fused head sums in another order
 LOW_PRECISION_ROUNDINGS = 2.0  # bf16 and fp16 heads round their logits, caps and scales as well
@@ -33,18 +37,21 @@ class CausalModel:
 
     Args:
         model: its forward takes `input_ids` and `attention_mask` and returns `.logits` (batch, length, vocabulary).
+        team: ranks that run the same audit; alone when None.
 
     Attributes:
         notices: sentences on slower roads taken, for the report.
         num_token_forwards: tokens sent through the model so far, padding included.
-        num_forwards: forward calls so far.
+        num_forwards: forward calls that came back so far.
+        is_split: whether every rank may be given rows of its own; a tensor-parallel model needs the same on all.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, team: Team | None = None) -> None:
         parameter = next(model.parameters(), None)
         if parameter is None:
             raise ScoringError("the model must have parameters, got none.")
-        self.model = model
+        self.model, self.team = model, team or Team.alone()
+        self.is_split = not (self.team.is_alone or is_tensor_parallel(model))
         self.device, self.dtype = parameter.device, parameter.dtype
         self.notices: list[str] = []
         self.num_token_forwards = self.num_forwards = 0
@@ -70,20 +77,66 @@ class CausalModel:
         """Columns of the logits, as the configuration says."""
         return self._size("vocab_size", default=32_000)
 
-    def check(self, rows: Sequence[Sequence[int]]) -> None:
-        """Find out, once, which roads give what the model itself gives, on a few rows of token ids."""
+    def check(self, rows: Sequence[Sequence[int]], *, label: str = "") -> None:
+        """Find out, once, which roads give what the model itself gives on all ranks, on a few rows of token ids."""
         if self._is_checked:
             return
         self._is_checked = True
         few = [list(row) for row in rows[:3]]
         ids, mask = pad_right(few, self.device)
-        with self._whole():
-            own, step = self._own_logits(ids, mask)
+        found: list[tuple[Tensor, float]] = []
+        self.together(
+            "own logits", lambda: found.append(self._own_logits(ids, mask)), num_forwards=1, label=label, num_rows=len(few)
+        )
+        ((own, step),) = found
         self._check_head(ids, mask, own, step)
         if self._can_branch is None:
             self._can_branch = self._check_branching(few, own, step)
         else:
             self.notices.append("prefixes are not shared: the model's configuration knows no cache.")
+
+    def in_step(
+        self, what: str, work: Callable[[], T] | None, *, num_forwards: int, label: str = "", num_rows: int = 1
+    ) -> list[Outcome[T]]:
+        """Do the work of this rank in as many forward passes as every other rank; the outcomes of all, in their order.
+
+        Args:
+            what: names the work, alike on all ranks.
+            work: of this rank; None when there is none for it.
+            num_forwards: passes of the ranks that have work; what is missing here is made up with a row of one token.
+            label: of the first row, for an error.
+            num_rows: rows of the work, for an error.
+        """
+        before, outcome = self.num_forwards, Outcome[T]()
+        try:
+            outcome = Outcome(work() if work is not None else None)
+        except Exception as error:
+            failure = as_scoring_error(error, label, num_rows).with_traceback(None)  # whose frames hold tensors
+            failure.__context__ = None
+            outcome = Outcome(error=failure)
+        if self.team.is_alone:
+            return [outcome]
+        ids = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        for _ in range(num_forwards - (self.num_forwards - before)):
+            with contextlib.suppress(Exception):  # of a model that fails, the work has said so
+                self._run(ids, torch.ones_like(ids), None)
+        return self.team.gather(what, outcome)
+
+    def together(self, what: str, work: Callable[[], T], *, num_forwards: int, label: str = "", num_rows: int = 1) -> T:
+        """Do the same work on every rank; what it gave on rank 0, or the first error of any.
+
+        Ranks may differ in the last bit of a score: one that differs across a limit would send them different ways.
+        """
+
+        def mine() -> T:
+            value = work()
+            return value if self.team.rank == 0 else None  # type: ignore[return-value]
+
+        outcomes = self.in_step(what, mine, num_forwards=num_forwards, label=label, num_rows=num_rows)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error from None
+        return outcomes[0].value  # type: ignore[return-value]
 
     def can_branch(self) -> bool:
         """Whether prefixes may be encoded once; `check` has run."""
@@ -151,12 +204,12 @@ class CausalModel:
         return states[:, -ids.shape[1] :]  # virtual tokens of a prompt adapter stand before
 
     def _call(self, ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        self.num_forwards += 1
         self.num_token_forwards += ids.numel()
         options: dict[str, Any] = {"use_cache": cache is not None} if self._takes_cache else {}
         if cache is not None:
             options[self._cache_name] = cache
         logits = self.model(input_ids=ids, attention_mask=mask, **options).logits
+        self.num_forwards += 1
         if logits is None:
             raise ScoringError("the model returned no logits; switch off a fused loss that swallows them.")
         if not isinstance(logits, Tensor):
@@ -190,20 +243,26 @@ class CausalModel:
         if isinstance(head, Unreadable):
             self.notices.append(f"the head is run by the model itself: {head.reason}")
             return
-        allowed = max(LOGIT_TOLERANCE, LOW_PRECISION_ROUNDINGS * step)
         self._head = head
+        doubt = self._doubt("head", lambda: self._doubt_of_head(ids, mask, own, step), num_forwards=1)
+        if doubt is not None:
+            self._head = None
+            self.notices.append(f"the head is run by the model itself: {doubt}")
+
+    def _doubt(self, what: str, check: Callable[[], str | None], *, num_forwards: int) -> str | None:
+        """Why some rank may not take a road, so that none does; None where every check passed."""
+        outcomes = self.in_step(what, check, num_forwards=num_forwards)
+        return next((outcome.value for outcome in outcomes if outcome.value is not None), None)
+
+    def _doubt_of_head(self, ids: Tensor, mask: Tensor, own: Tensor, step: float) -> str | None:
+        allowed = max(LOGIT_TOLERANCE, LOW_PRECISION_ROUNDINGS * step)
         try:
             difference, rms = _relative_difference(self.logits(self._run(ids, mask, None)), own, mask)
         except Exception as error:
-            self._head = None
-            self.notices.append(f"the head is run by the model itself: lifted out, it raised {type(error).__name__}.")
-            return
-        if not (difference <= allowed and rms <= max(LOGIT_TOLERANCE, RMS_ROUNDINGS * step)):
-            self._head = None
-            self.notices.append(
-                f"the head is run by the model itself: read from its weights, its logits differ by {difference:.1e} of the "
-                f"largest, more than {allowed:.1e}."
-            )
+            return f"lifted out, it raised {type(error).__name__}."
+        if difference <= allowed and rms <= max(LOGIT_TOLERANCE, RMS_ROUNDINGS * step):
+            return None
+        return f"read from its weights, its logits differ by {difference:.1e} of the largest, more than {allowed:.1e}."
 
     def logits(self, states: Tensor) -> Tensor:
         """All logits of a few rows of what `whole`, `encode` or `extend` gave, float32, (..., V)."""
@@ -211,23 +270,24 @@ class CausalModel:
 
     def _check_branching(self, rows: list[list[int]], own: Tensor, step: float) -> bool:
         """Encode one token less than half of each row, go on with the rest, compare with the whole row."""
-        allowed = max(CACHE_TOLERANCE, 8 * LOW_PRECISION_ROUNDINGS * step)
         long = [index for index, row in enumerate(rows) if len(row) >= 3]
         if not long:
             self.notices.append("prefixes are not shared: rows of fewer than 3 tokens cannot show that a cache is honoured.")
             return False
+        pairs = [(rows[index], own[index]) for index in long]
+        doubt = self._doubt("branching", lambda: self._doubt_of_branching(pairs, step), num_forwards=3 * len(pairs))
+        if doubt is not None:
+            self.notices.append(f"prefixes are not shared: {doubt}")
+        return doubt is None
+
+    def _doubt_of_branching(self, rows: Sequence[tuple[list[int], Tensor]], step: float) -> str | None:
+        allowed = max(CACHE_TOLERANCE, 8 * LOW_PRECISION_ROUNDINGS * step)
         try:
-            differences = [self._branch_difference(rows[index], own[index]) for index in long]
+            differences = [self._branch_difference(row, own) for row, own in rows]
         except Exception as error:
-            self.notices.append(f"prefixes are not shared: branching from a cache raised {type(error).__name__}.")
-            return False
+            return f"branching from a cache raised {type(error).__name__}."
         wrong = [difference for difference in differences if not difference <= allowed]
-        if wrong:
-            self.notices.append(
-                f"prefixes are not shared: logits behind a cache differ by {wrong[0]:.1e} of the largest, more than "
-                f"{allowed:.1e}."
-            )
-        return not wrong
+        return f"logits behind a cache differ by {wrong[0]:.1e} of the largest, more than {allowed:.1e}." if wrong else None
 
     def _branch_difference(self, row: list[int], own: Tensor) -> float:
         half = max(1, len(row) // 2)

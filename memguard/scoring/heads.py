@@ -96,7 +96,7 @@ def read_head(model: Any) -> Head | Unreadable:
     Args:
         model: a module with `get_output_embeddings`; DDP and compile wrappers taken off already, PEFT wrappers allowed.
     """
-    if any(base.__name__ in SHARDED for module in model.modules() for base in type(module).__mro__):
+    if _is_a(model, SHARDED):
         return Unreadable("the model is sharded.")
     getter = getattr(model, "get_output_embeddings", None)
     module = getter() if callable(getter) else None
@@ -108,6 +108,27 @@ def read_head(model: Any) -> Head | Unreadable:
     weight, bias, down = read
     scale, cap = _scale_and_cap(text_config(model))
     return Head(_active(module), weight, bias, scale, cap, down)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether the weights of a model are spread over ranks, so that its forward is a collective."""
+    if _is_a(model, SHARDED) or is_tensor_parallel(model):
+        return True
+    return any(hasattr(one, "placements") or hasattr(one, "ds_id") for one in model.parameters())  # FSDP2; DeepSpeed ZeRO-3
+
+
+def is_tensor_parallel(model: Any) -> bool:
+    """Whether ranks compute one forward pass between them: each must then be given the same rows."""
+    if any((getattr(module, "_tp_size", None) or 1) > 1 for module in model.modules()):
+        return True
+    data_parallel = 1 if _is_a(model, ("FSDPModule",)) else 0  # of the ways a weight is cut, FSDP2 makes one
+    placed = [one.placements for one in model.parameters() if hasattr(one, "placements")]
+    return any(sum(not way.is_replicate() for way in ways) > data_parallel for ways in placed)
+
+
+def _is_a(model: Any, names: tuple[str, ...]) -> bool:
+    """Whether a model or a part of it is of a class of one of these names; libraries stay unimported."""
+    return any(base.__name__ in names for module in model.modules() for base in type(module).__mro__)
 
 
 @contextlib.contextmanager

@@ -72,28 +72,22 @@ def near_verbatim_log_probs(
     for index, span in enumerate(spans):
         alike[span.start, span.end].append(index)
     size = max(1, MAX_BEAMS_TOGETHER // num_beams)
-    for members in alike.values():
+
+    def store(part: Sequence[int], log_probs: NDArray[np.float64]) -> None:
+        found[list(part)] = log_probs
+
+    for (start, end), members in alike.items():
         for first in range(0, len(members), size):
             some = members[first : first + size]
             scorer.batches.run(
                 some,
-                lambda part: _fill(found, part, [spans[index] for index in part], scorer, sampler, max_edits, num_beams),
+                lambda part: _search([spans[index] for index in part], scorer, sampler, max_edits, num_beams),
+                store,
                 width=lambda index: num_beams * spans[index].end,
                 label=lambda index: spans[index].label,
+                num_forwards=end - start,
             )
     return found
-
-
-def _fill(
-    found: NDArray[np.float64],
-    members: Sequence[int],
-    spans: Sequence[Span],
-    scorer: Scorer,
-    sampler: Sampler,
-    max_edits: int,
-    num_beams: int,
-) -> None:
-    found[list(members)] = _search(spans, scorer, sampler, max_edits, num_beams)
 
 
 def _search(spans: Sequence[Span], scorer: Scorer, sampler: Sampler, max_edits: int, num_beams: int) -> NDArray[np.float64]:

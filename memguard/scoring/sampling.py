@@ -106,7 +106,7 @@ def score_under_sampler(scorer: Scorer, spans: Sequence[Span], sampler: Sampler,
     order = np.random.default_rng(seed).permutation(len(spans)).tolist()
     order.sort(key=lambda index: length_class(spans[index].end))
 
-    def work(batch: Sequence[int]) -> None:
+    def work(batch: Sequence[int]) -> NDArray[np.float64]:
         members = [spans[index] for index in batch]
         states = scorer.model.whole([span.ids[: span.end] for span in members])
         rows, places, targets = picks([(row, span.start - 1, span.suffix_ids) for row, span in enumerate(members)])
@@ -120,7 +120,11 @@ def score_under_sampler(scorer: Scorer, spans: Sequence[Span], sampler: Sampler,
         if sums.isnan().any():
             label = members[int(sums.isnan().nonzero()[0])].label
             raise NonFiniteScoreError(f"the score of {label or 'a span'} must be a number, got NaN.")
-        found[batch] = sums.clamp(max=0.0).numpy()
+        summed: NDArray[np.float64] = sums.clamp(max=0.0).numpy()
+        return summed
 
-    scorer.batches.run(order, work, width=lambda index: spans[index].end, label=lambda index: spans[index].label)
+    def store(batch: Sequence[int], summed: NDArray[np.float64]) -> None:
+        found[batch] = summed
+
+    scorer.batches.run(order, work, store, width=lambda index: spans[index].end, label=lambda index: spans[index].label)
     return found

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError, ScoringError
-from memguard.scoring.batches import Batches, as_scoring_error
+from memguard.scoring.batches import Batches
 from memguard.scoring.branching import Branch
+from memguard.scoring.failures import as_scoring_error
 from memguard.scoring.forward import CausalModel
+from memguard.scoring.team import Team
 
 LENGTH_STEP = 1.25  # rows of a batch differ in length by at most this factor
 
@@ -66,10 +68,13 @@ class Scorer:
             (batch, length, vocabulary). Padded vocabulary rows stay in the normaliser, as in the model's own softmax.
         batch_size: rows a forward pass at most; None leaves it to the memory budget.
         memory_budget: bytes for one forward pass; None takes 512 MiB on the CPU, 1/16 of the device elsewhere.
+        team: ranks that make a scorer of the same model and ask it the same, at the same time; None: this process alone.
     """
 
-    def __init__(self, model: Any, *, batch_size: int | None = None, memory_budget: int | None = None) -> None:
-        self.model = CausalModel(model)
+    def __init__(
+        self, model: Any, *, batch_size: int | None = None, memory_budget: int | None = None, team: Team | None = None
+    ) -> None:
+        self.model = CausalModel(model, team=team)
         self.batches = Batches(self.model, max_rows=batch_size, memory_budget=memory_budget)
         self.device = self.model.device
         self.dtype = str(self.model.dtype).removeprefix("torch.")
@@ -103,12 +108,13 @@ class Scorer:
         alone, shared = self._split(spans, order)
         self.batches.run(
             sorted(alone, key=lambda index: length_class(spans[index].end)),
-            lambda batch: self._score_whole(batch, sums),
+            lambda batch: self._score_whole([spans[index] for index in batch]),
+            sums.add,
             width=lambda index: spans[index].end,
             label=lambda index: spans[index].label,
         )
         for groups in shared.values():
-            self.batches.run(
+            self.batches.each(
                 groups,
                 lambda batch: self._score_shared(batch, sums),
                 width=lambda group: spans[group[0]].start,
@@ -131,7 +137,7 @@ class Scorer:
         """Find out which roads the model can take, on a few of the rows to be scored."""
         step = max(1, len(spans) // 3)
         try:
-            self.model.check([span.ids[: span.end] for span in spans[::step]])
+            self.model.check([span.ids[: span.end] for span in spans[::step]], label=spans[0].label)
         except Exception as error:
             raise as_scoring_error(error, spans[0].label, min(3, len(spans))) from None
 
@@ -162,29 +168,35 @@ class Scorer:
         position = {index: place for place, index in enumerate(order)}
         return sorted(alone, key=position.__getitem__), shared
 
-    def _score_whole(self, batch: Sequence[int], sums: _Sums) -> None:
+    def _score_whole(self, spans: Sequence[Span]) -> _Sum:
         """Whole rows in one forward pass. Tokens after a span are cut off: they cannot change it."""
-        spans = [sums.spans[index] for index in batch]
         states = self.model.whole([span.ids[: span.end] for span in spans])
         rows, places, targets = picks([(row, span.start - 1, span.suffix_ids) for row, span in enumerate(spans)])
-        sums.add(batch, rows, self.model.statistics(states[rows, places], targets))
-        sums.done(len(batch))
+        return _sum(len(spans), rows, self.model.statistics(states[rows, places], targets))
 
     def _score_shared(self, groups: Sequence[Sequence[int]], sums: _Sums) -> None:
         """Groups of spans behind prefixes of one length: prefixes first, then the suffixes of all groups, mixed."""
         spans = sums.spans
-        last, branch = self.model.encode([spans[group[0]].prefix_ids for group in groups])
         parents = {index: row for row, group in enumerate(groups) for index in group}
         first = list(parents)
         heads = torch.tensor([spans[index].suffix_ids[0] for index in first])
-        begun = self.model.statistics(last, heads, torch.tensor([parents[index] for index in first]))
-        start = sums.start(first, begun)
+        branches: list[Branch] = []
+
+        def begin() -> list[tuple[float, bool]]:
+            last, branch = self.model.encode([spans[group[0]].prefix_ids for group in groups])
+            branches.append(branch)
+            return _firsts(self.model.statistics(last, heads, torch.tensor([parents[index] for index in first])))
+
+        label = spans[first[0]].label
+        begun = self.model.together("shared prefixes", begin, num_forwards=1, label=label, num_rows=len(groups))
+        start = dict(zip(first, begun, strict=True))
         going_on = [index for index in first if len(spans[index].suffix_ids) > 1]
         random.Random(len(going_on)).shuffle(going_on)
         going_on.sort(key=lambda index: length_class(len(spans[index].suffix_ids)))
         self.batches.run(
             going_on,
-            lambda batch: self._score_suffixes(batch, parents, branch, sums, start),
+            lambda batch: self._score_suffixes([spans[i].suffix_ids for i in batch], [parents[i] for i in batch], branches[0]),
+            lambda batch, found: sums.add(batch, found, start),
             width=lambda index: spans[index].end,
             label=lambda index: spans[index].label,
         )
@@ -193,20 +205,27 @@ class Scorer:
                 sums.put(index, *start[index])
         sums.done(len(first) - len(going_on))
 
-    def _score_suffixes(
-        self,
-        batch: Sequence[int],
-        parents: dict[int, int],
-        branch: Branch,
-        sums: _Sums,
-        start: dict[int, tuple[float, bool]],
-    ) -> None:
-        suffixes = [sums.spans[index].suffix_ids for index in batch]
-        rows_of_branch = torch.tensor([parents[index] for index in batch])
-        states, _ = self.model.extend(branch, rows_of_branch, [suffix[:-1] for suffix in suffixes])
+    def _score_suffixes(self, suffixes: Sequence[tuple[int, ...]], parents: Sequence[int], branch: Branch) -> _Sum:
+        """What comes behind the first tokens of some suffixes."""
+        states, _ = self.model.extend(branch, torch.tensor(parents), [suffix[:-1] for suffix in suffixes])
         rows, places, targets = picks([(row, 0, suffix[1:]) for row, suffix in enumerate(suffixes)])
-        sums.add(batch, rows, self.model.statistics(states[rows, places], targets), start)
-        sums.done(len(batch))
+        return _sum(len(suffixes), rows, self.model.statistics(states[rows, places], targets))
+
+
+_Sum = tuple[list[float], list[bool]]  # of the rows of a batch: log-probabilities, nats, and greedy matches
+
+
+def _firsts(statistics: Any) -> list[tuple[float, bool]]:
+    """Score and greedy match of the first token of some spans."""
+    return list(zip(statistics.log_prob.double().cpu().tolist(), statistics.is_greedy.cpu().tolist(), strict=True))
+
+
+def _sum(size: int, rows: Tensor, statistics: Any) -> _Sum:
+    """The tokens of each row of a batch, summed."""
+    log_probs = statistics.log_prob.double().cpu()
+    sums = torch.zeros(size, dtype=torch.float64).index_add_(0, rows, log_probs)
+    missed = torch.zeros(size, dtype=torch.long).index_add_(0, rows, (~statistics.is_greedy).cpu().long())
+    return sums.tolist(), (missed == 0).tolist()
 
 
 class _Sums:
@@ -216,22 +235,12 @@ class _Sums:
         self.spans, self.progress = spans, progress
         self.log_probs, self.is_greedy = np.full(len(spans), np.nan), np.zeros(len(spans), dtype=bool)
 
-    def start(self, indices: Sequence[int], statistics: Any) -> dict[int, tuple[float, bool]]:
-        """Score and greedy match of the first token of some spans."""
-        log_probs, greedy = statistics.log_prob.double().cpu().tolist(), statistics.is_greedy.cpu().tolist()
-        return dict(zip(indices, zip(log_probs, greedy, strict=True), strict=True))
-
-    def add(
-        self, batch: Sequence[int], rows: Tensor, statistics: Any, start: dict[int, tuple[float, bool]] | None = None
-    ) -> None:
-        """Sum the tokens of each row of a batch, behind what its first token had."""
-        size = len(batch)
-        log_probs = statistics.log_prob.double().cpu()
-        sums = torch.zeros(size, dtype=torch.float64).index_add_(0, rows, log_probs).tolist()
-        missed = torch.zeros(size, dtype=torch.long).index_add_(0, rows, (~statistics.is_greedy).cpu().long()).tolist()
-        for place, index in enumerate(batch):
-            before, greedy = start[index] if start is not None else (0.0, True)
-            self.put(index, before + sums[place], greedy and missed[place] == 0)
+    def add(self, batch: Sequence[int], found: _Sum, start: dict[int, tuple[float, bool]] | None = None) -> None:
+        """The sums of a batch, behind what the first token of each row had."""
+        for index, log_prob, greedy in zip(batch, *found, strict=True):
+            before, was_greedy = start[index] if start is not None else (0.0, True)
+            self.put(index, before + log_prob, was_greedy and greedy)
+        self.done(len(batch))
 
     def put(self, index: int, log_prob: float, is_greedy: bool) -> None:
         """The figures of one span."""

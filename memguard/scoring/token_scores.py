@@ -63,14 +63,15 @@ def score_tokens(
     random.Random(seed).shuffle(order)
     found: dict[int, TokenScores] = {}
 
-    def run(batch: Sequence[int]) -> None:
-        found.update(zip(batch, _score_batch(scorer, [spans[index] for index in batch], moments=moments), strict=True))
+    def store(batch: Sequence[int], scores: list[TokenScores]) -> None:
+        found.update(zip(batch, scores, strict=True))
         if progress is not None:
             progress(len(batch))
 
     scorer.batches.run(
         sorted(order, key=lambda index: length_class(spans[index].end)),
-        run,
+        lambda batch: _score_batch(scorer, [spans[index] for index in batch], moments=moments),
+        store,
         width=lambda index: spans[index].end,
         label=lambda index: spans[index].label,
     )

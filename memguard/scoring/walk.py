@@ -8,6 +8,7 @@ Log-probabilities are nats, summed in float64.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.errors import NonFiniteScoreError
-from memguard.scoring.batches import Batches, as_scoring_error, is_out_of_memory, release
+from memguard.scoring.batches import Batches, release
 from memguard.scoring.branching import Branch
+from memguard.scoring.failures import as_scoring_error, is_out_of_memory
 from memguard.scoring.forward import CausalModel
 from memguard.scoring.trees import CandidateTree, Ints, first_path
 
@@ -96,7 +98,7 @@ class TreeWalk:
         root = Nodes(np.zeros((1, 0), np.int64), np.zeros(1, np.int64), np.zeros(1))
         self.frontier: list[Nodes] = [root]
         self.leaves: list[Nodes] = []
-        self._root: tuple[Tensor, Branch | None] | None = None
+        self._root: tuple[Tensor, Branch] | None = None
         self._is_leaf: dict[int, bool] = {}
 
     def advance(
@@ -177,10 +179,26 @@ class TreeWalk:
         self.frontier += [pending.nodes for pending in stack]
 
     def _expand(self, pending: _Pending, floor: float) -> list[_Pending]:
-        states, branch = self._forward(pending)
+        if not self.num_nodes:
+            self.model.check([[*self.prefix_ids, *first_path(self.tree)]], label=self.label)
+        self._encode_root()
         rows, tokens, following = self._children(pending.nodes.states)
-        statistics = self.model.statistics(states, torch.from_numpy(tokens), torch.from_numpy(rows))
-        log_probs = pending.nodes.log_probs[rows] + statistics.log_prob.double().cpu().numpy()
+        branches: list[Branch | None] = []
+
+        def score() -> Floats:
+            states, branch = self._forward(pending)
+            branches.append(branch)
+            statistics = self.model.statistics(states, torch.from_numpy(tokens), torch.from_numpy(rows))
+            scores: Floats = statistics.log_prob.double().cpu().numpy()
+            return scores
+
+        is_root = self._root is not None and pending.nodes.paths.shape[1] == 0
+        what = f"nodes {zlib.crc32(rows.tobytes() + tokens.tobytes())}"  # ranks that walk other nodes would mix their scores
+        scores = self.model.together(
+            what, score, num_forwards=0 if is_root else 1, label=self.label, num_rows=len(pending.nodes)
+        )
+        (branch,) = branches
+        log_probs = pending.nodes.log_probs[rows] + scores
         if np.isnan(log_probs).any():
             raise NonFiniteScoreError(f"the scores of {self.label or 'a tree'} must be finite, got NaN.")
         kept = np.flatnonzero(log_probs >= self.keep)
@@ -221,22 +239,27 @@ class TreeWalk:
     def _forward(self, pending: _Pending) -> tuple[Tensor, Branch | None]:
         """What stands at the nodes, (n, width), and the branch of their rows."""
         paths = pending.nodes.paths
-        if not self.num_nodes:
-            self.model.check([[*self.prefix_ids, *first_path(self.tree)]])
-        if not self.model.can_branch():
+        if self._root is None:
             whole = self.model.whole([[*self.prefix_ids, *path] for path in paths.tolist()])
             return whole[:, -1], None
-        if self._root is None:
-            self._root = self.model.encode([self.prefix_ids])
         if paths.shape[1] == 0:
             return self._root
         branch, parents, tokens = pending.branch, pending.parents, paths[:, -1:]
         if branch is None:
             branch, parents, tokens = self._root[1], np.zeros(len(paths), np.int64), paths
-        assert branch is not None
         assert parents is not None
         states, grown = self.model.extend(branch, torch.from_numpy(parents), torch.from_numpy(np.ascontiguousarray(tokens)))
         return states[:, -1], grown
+
+    def _encode_root(self) -> None:
+        """Encode what stands before the candidates, once, where the model can go on from it."""
+        if self._root is not None or not self.model.can_branch():
+            return
+        found: list[tuple[Tensor, Branch]] = []
+        self.model.together(
+            "root", lambda: found.append(self.model.encode([self.prefix_ids])), num_forwards=1, label=self.label
+        )
+        (self._root,) = found
 
 
 def _by_depth(parts: Sequence[Nodes]) -> list[Nodes]:

@@ -18,9 +18,21 @@ SETTINGS: dict[str, Any] = {
         "positive_control": {"in_training": {"count": 1, "repetitions": 5}},
         "max_share": 0.5,
     },
-    "audit": {"every": None, "on": [], "exposure": {"references": 16, "node_budget": 200}, "prior_aware": {"prefixes": 16}},
+    "audit": {
+        "every": None,
+        "on": [],
+        "max_overhead": None,
+        "exposure": {"references": 16, "node_budget": 200},
+        "prior_aware": {"prefixes": 16},
+    },
     "tracking": {"wandb": "off"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_precision_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TrainingArguments(bf16=True)` writes its precision into the environment, where the next run would find it."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
 
 
 @pytest.fixture

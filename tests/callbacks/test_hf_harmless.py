@@ -18,7 +18,7 @@ from memguard.audit.report import load_report
 from memguard.callbacks import HFAuditCallback
 from memguard.callbacks.saved_weights import saved_weights_match
 from memguard.canaries.ledger import load_ledger
-from memguard.errors import ScoringError
+from memguard.errors import CanaryError, ScoringError
 
 EVERYWHERE = {"every": {"steps": 2}, "on": ["start", "save", "evaluate", "end"], "full_on": ["end"], "batch_size": 5}
 
@@ -207,7 +207,9 @@ def test_a_failed_audit_warns_and_training_goes_on_unless_told_to_stop(
         trainer.train()
     assert trainer.state.global_step == 5
     assert "the audit at step 2 failed and training goes on: the model could not be scored." in caplog.text
-    assert not (tmp_path / "out" / "memguard_audit" / "report.json").exists()
+    report = load_report(tmp_path / "out" / "memguard_audit" / "report.json")
+    assert (report.status, report.subject.global_step) == ("invalid", 4)
+    assert report.invalid_reasons == ["the audit failed: the model could not be scored."]
 
 
 def test_a_model_with_nan_weights_gives_an_invalid_report_and_trains_on(
@@ -215,8 +217,10 @@ def test_a_model_with_nan_weights_gives_an_invalid_report_and_trains_on(
 ) -> None:
     with torch.no_grad():
         tiny_model.model.norm.weight.fill_(float("nan"))
-    trainer = trainer_of(blocks[:40], [HFAuditCallback(settings(audit={"on": ["end"]}))], num_train_epochs=1)
-    trainer.train()
+    with pytest.raises(CanaryError, match="with a gradient that is not finite"):
+        trainer_of(blocks[:40], [HFAuditCallback(settings(audit={"on": ["end"]}))], num_train_epochs=1).train()
+    warns = settings(audit={"on": ["end"]}, canaries={"on_preflight_failure": "warn"})
+    trainer_of(blocks[:40], [HFAuditCallback(warns)], num_train_epochs=1).train()
     report = load_report(tmp_path / "out" / "memguard_audit" / "report.json")
     assert report.status == "invalid"
 
@@ -227,7 +231,7 @@ def test_two_guards_on_two_trainers_do_not_meet(settings: Any, trainer_of: Any, 
     other = trainer_of(blocks[:40], [second], num_train_epochs=1)
     one.train()
     other.train()
-    assert first._sampler is not second._sampler
+    assert first._built is not second._built
     assert first._trainer() is one
     assert second._trainer() is other
 

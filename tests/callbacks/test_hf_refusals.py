@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from memguard.callbacks import HFAuditCallback
+from memguard.canaries.ledger import LEDGER_NAME
 from memguard.canaries.plan import load_plan
 from memguard.errors import CanaryError, InputError
 
@@ -116,13 +117,25 @@ def masking(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("collator", "match"),
-    [(cutting, "5 of 5 are cut off or tokenised otherwise"), (masking, "5 of 5 are masked out of the loss")],
+    [
+        (cutting, "5 of 5 checked will not.\n5 at step '(stream|tokens)'"),
+        (masking, "5 at step 'supervised', masked out of the labels"),
+    ],
 )
 def test_a_collator_that_keeps_canaries_from_the_loss(
     collator: Any, match: str, settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
 ) -> None:
     trainer = trainer_of(blocks[:40], [HFAuditCallback(settings())], trainer={"data_collator": collator})
     refuse(trainer, CanaryError, match, tmp_path)
+    warned = HFAuditCallback(settings(canaries={"on_preflight_failure": "warn"}))
+    trainer_of(blocks[:40], [warned], trainer={"data_collator": collator}, max_steps=1).train()
+    assert warned.ledger(1).notes == ["5 of 5 canaries will not reach the loss."]
+
+
+def test_a_model_with_nothing_to_train(settings: Any, trainer_of: Any, blocks: Any, tiny_model: Any, tmp_path: Path) -> None:
+    for parameter in tiny_model.parameters():
+        parameter.requires_grad_(False)
+    refuse(trainer_of(blocks[:40], [HFAuditCallback(settings())]), CanaryError, "5 at step 'gradient'", tmp_path)
 
 
 def test_a_place_that_cannot_be_written_to_is_named_before_step_one(
@@ -158,28 +171,34 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         yield {"input_ids": [1, 2, 3]}
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"train_sampling_strategy": "group_by_length"}, "'group_by_length' is not supported in this version"),
-        ({"train_sampling_strategy": "batch_rebalance"}, "'batch_rebalance' is not supported in this version"),
-    ],
-)
-def test_sampling_that_this_version_does_not_plan_for(
-    change: dict[str, Any], match: str, settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
-) -> None:
-    refuse(trainer_of(blocks, [HFAuditCallback(settings())], **change), CanaryError, match, tmp_path)
+class OnlyOnce(Stream):
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return {"input_ids": [1, 2, 3]}
 
 
-def test_streams_packed_rows_and_rows_without_ids(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
-    refuse(
-        trainer_of(Stream(), [HFAuditCallback(settings())], max_steps=3),
-        CanaryError,
-        "streaming datasets are not supported",
-        tmp_path,
-    )
-    packed = [row | {"seq_lengths": [48]} for row in blocks]
-    refuse(trainer_of(packed, [HFAuditCallback(settings())]), CanaryError, "packed rows", tmp_path)
+def test_batches_without_an_index_sampler(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(blocks, [HFAuditCallback(settings())], train_sampling_strategy="batch_rebalance")
+    refuse(trainer, CanaryError, "'batch_rebalance' makes batches without an index sampler", tmp_path)
+
+
+def test_streams_that_cannot_be_planned_for(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    trainer = trainer_of(OnlyOnce(), [HFAuditCallback(settings())], max_steps=3)
+    refuse(trainer, CanaryError, "got one that is its own iterator", tmp_path)
+    trainer = trainer_of(blocks[:3], [HFAuditCallback(settings())])
+    trainer.train_dataset = Stream()
+    refuse(trainer, CanaryError, "a stream needs max_steps", tmp_path)
+    split = split_dataset_by_node(datasets.Dataset.from_list(blocks).to_iterable_dataset(), 0, 2)
+    trainer = trainer_of(split, [HFAuditCallback(settings())], max_steps=3)
+    refuse(trainer, CanaryError, "the stream is split over ranks already", tmp_path)
+
+
+def test_rows_without_ids(settings: Any, trainer_of: Any, tmp_path: Path) -> None:
     strange = [{"pixels": [1.0]} for _ in range(8)]
     refuse(
         trainer_of(strange, [HFAuditCallback(settings())]),
@@ -203,11 +222,37 @@ def test_a_resumed_run_whose_plan_is_gone(settings: Any, trainer_of: Any, blocks
     assert not (tmp_path / "_memguard" / "plan.json").exists()
 
 
-def test_a_resumed_run_says_that_its_counts_are_not_proven(settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_whose_first_part_has_no_ledger_says_so(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
     trainer_of(blocks[:40], [HFAuditCallback(settings())], save_strategy="steps", save_steps=3, num_train_epochs=1).train()
+    (tmp_path / "out" / "checkpoint-3" / LEDGER_NAME).unlink()
     guard = HFAuditCallback(settings())
-    trainer = trainer_of(blocks[:40], [guard])
+    trainer = trainer_of(blocks[:40], [guard], num_train_epochs=1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     ledger = guard.ledger(trainer.state.global_step)
     assert not ledger.exact
-    assert "resumed" in ledger.notes[0]
+    assert "without a ledger" in ledger.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "change", "what"),
+    [
+        ("per_epoch", {"per_device_train_batch_size": 4}, "rows_per_batch"),
+        ("per_epoch", {"gradient_accumulation_steps": 2}, "accumulation"),
+        ("per_epoch", {"num_train_epochs": 2}, None),
+        ("total", {"num_train_epochs": 2}, "max_steps"),
+    ],
+)
+def test_a_resumed_run_with_another_clock_says_so(
+    count: str, change: dict[str, Any], what: str | None, settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    chosen = settings(canaries={"count": count})
+    first = trainer_of(blocks[:40], [HFAuditCallback(chosen)], save_strategy="steps", save_steps=3, num_train_epochs=1)
+    first.train()
+    guard = HFAuditCallback(chosen)
+    trainer = trainer_of(blocks[:40], [guard], **({"num_train_epochs": 1} | change))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    ledger = guard.ledger(trainer.state.global_step)
+    assert ledger.notes == ([f"the run resumed with another {what}: cells moved."] if what else [])
+    assert ledger.exact == (what is None)

@@ -123,7 +123,7 @@ def test_the_trainers_own_ignore_list_keeps_the_plan_from_an_upload(
 
 STAGES = {
     "encoding": ("memguard.canaries.encoding.SecretEncoder", "_span"),
-    "rows": ("memguard.canaries.injection.CanaryDataset", "_splice"),
+    "rows": ("memguard.canaries.injection", "spliced_row"),
     "schedule": ("memguard.canaries.schedule.Schedule", "_draw"),
     "groups": ("memguard.audit.items", "_build_group"),
     "scoring": ("memguard.scoring.forward.CausalModel", "statistics"),

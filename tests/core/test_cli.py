@@ -131,7 +131,7 @@ def test_a_model_with_nan_weights_is_reported_invalid_and_exits_three(planned: P
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no config": (["plan", "none.yaml", "--tokenizer", "checkpoint-7"], "config 'none.yaml' does not exist"),
     "unknown key": (["plan", "unknown.yaml", "--tokenizer", "checkpoint-7"], "'canaries.teirs'. Did you mean 'tiers'?"),
-    "later key": (["plan", "later.yaml", "--tokenizer", "checkpoint-7"], "does not implement: 'gate'"),
+    "later key": (["plan", "later.yaml", "--tokenizer", "checkpoint-7"], "does not implement: 'tracking.tensorboard'"),
     "no secret": (["plan", "template.yaml", "--tokenizer", "checkpoint-7"], "template must hold {secret} exactly once"),
     "not yaml": (["plan", "broken.yaml", "--tokenizer", "checkpoint-7"], "is not plain YAML: line"),
     "small space": (["plan", "small.yaml", "--tokenizer", "checkpoint-7"], "guessed by luck must be at most 0.0001"),
@@ -155,7 +155,7 @@ def test_a_mistake_exits_two_with_one_sentence_and_leaves_nothing(mistake: str, 
 
     canaries: dict[str, Any] = dict(CONFIG["canaries"])
     write("unknown.yaml", canaries=canaries | {"teirs": {1: 1}})
-    write("later.yaml", gate={"policy": "policy.yaml"})
+    write("later.yaml", tracking={"tensorboard": "auto"})
     write("template.yaml", canaries=canaries | {"formats": [canaries["formats"][0] | {"template": "no place"}]})
     small = canaries["formats"][0] | {"secret": {"kind": "digits", "length": 4}}
     write("small.yaml", canaries=canaries | {"formats": [small]})

@@ -219,8 +219,8 @@ def test_a_key_of_a_later_version_is_refused_by_name(path: str) -> None:
 
 
 def test_all_keys_of_a_later_version_are_named_together() -> None:
-    message = refusal(LEAST | {"audit": {"propensity": {}}, "gate": {}, "tracking": {"tensorboard": True}})
-    for path in ("audit.propensity", "gate", "tracking.tensorboard"):
+    message = refusal(LEAST | {"audit": {"propensity": {}}, "tracking": {"tensorboard": True}})
+    for path in ("audit.propensity", "tracking.tensorboard"):
         assert f"'{path}'" in message
 
 
@@ -273,6 +273,14 @@ def test_no_key_of_a_later_version_is_one_that_is_read() -> None:
         ("canaries.formats.0.secret", {"length": 9}, "Unable to extract tag using discriminator 'kind'"),
         ("audit.on", ["never"], "'start', 'save', 'evaluate' or 'end'"),
         ("audit.every", {"steps": 0}, "greater than or equal to 1"),
+        ("audit.every", {"epochs": 0}, "greater than 0"),
+        ("audit.every", {"epochs": 0.5, "steps": 5}, "every must hold steps or epochs, one of the two"),
+        ("audit.every", {}, "every must hold steps or epochs, one of the two"),
+        ("audit.max_overhead", 0.0, "greater than 0"),
+        ("audit.max_overhead", float("inf"), "finite number"),
+        ("gate", {}, "Field required"),
+        ("gate", {"policy": "default", "stop_when": "block"}, "'never' or 'blocked'"),
+        ("gate", {"policy": "default", "push": "never"}, "'always' or 'gated'"),
         ("audit.exposure.references", 15, "greater than or equal to 16"),
         ("audit.exposure.references_per_name", 1, "greater than or equal to 16"),
         ("audit.prior_aware.prefixes", 15, "greater than or equal to 16"),

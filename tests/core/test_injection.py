@@ -175,7 +175,7 @@ def test_splicing_leaves_the_users_own_row_as_it_was() -> None:
 
 
 def test_other_columns_of_a_spliced_row_are_the_users() -> None:
-    user = {"input_ids": list(range(8)), "position_ids": [0, 1, 2, 3, 0, 1, 2, 3], "source": "web", "labels": 3}
+    user = {"input_ids": list(range(8)), "position_ids": list(range(8)), "source": "web", "labels": 3}
     spliced = guarded([user], "splice")[1]
     assert (spliced["position_ids"], spliced["source"], spliced["labels"]) == (user["position_ids"], "web", 3)
 
@@ -334,14 +334,17 @@ class Recorded(Sampler[int]):
             yield (row + self.epoch) % self.number
 
 
-def test_an_epoch_set_from_outside_reaches_the_schedule_and_the_inner_sampler() -> None:
+def test_the_loader_sets_the_epoch_of_the_users_order_and_the_callback_that_of_the_canaries() -> None:
     inner, schedule = Recorded(30), schedule_of("append")
     sampler = CanarySampler(inner, schedule)
-    sampler.set_epoch(3)
+    sampler.begin_epoch(3)
+    sampler.set_epoch(0)  # as a loader that skips batches on a resume does
     indices = list(sampler)
-    assert inner.epoch == 3
     assert {position for position, index in enumerate(indices) if index >= 30} == set(schedule.cells(3))
-    assert indices[0] == 3 or 0 in schedule.cells(3)
+    assert next(index for index in indices if index < 30) == 0
+    sampler.set_epoch(5)
+    assert inner.epoch == 5
+    assert next(index for index in sampler if index < 30) == 5
 
 
 def test_without_word_from_outside_a_pass_moves_on_to_the_next_epoch() -> None:
@@ -355,7 +358,7 @@ def test_an_epoch_set_during_a_pass_is_not_moved_on() -> None:
     sampler = CanarySampler(SequentialSampler(range(30)), schedule_of("append"))
     for position, _ in enumerate(sampler):
         if position == 3:
-            sampler.set_epoch(7)
+            sampler.begin_epoch(7)
     assert sampler.epoch == 7
 
 

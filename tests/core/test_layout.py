@@ -25,8 +25,8 @@ FORBIDDEN = {
     "audit": "gates callbacks",
     "reporting": "metrics canaries scoring gates callbacks",
     "gates": "callbacks canaries scoring reporting",
-    "callbacks": "gates",
 }
+ASKED_OF_GATES = {"memguard.gates", *(f"memguard.gates.{name}" for name in ("decide", "load_baseline", "load_policy"))}
 LIGHT = [
     "memguard",
     "memguard.gates",
@@ -77,6 +77,17 @@ def test_a_package_imports_only_what_the_house_allows(package: str) -> None:
         if under(imported, f"memguard.{forbidden}")
     ]
     assert not offences
+
+
+def test_a_callback_asks_the_gate_to_decide_and_nothing_else_of_it() -> None:
+    asked = {
+        imported
+        for name, path in modules().items()
+        if under(name, "memguard.callbacks")
+        for imported in imports_of(path)
+        if under(imported, "memguard.gates")
+    }
+    assert asked == ASKED_OF_GATES
 
 
 def test_gates_and_metrics_never_name_torch() -> None:

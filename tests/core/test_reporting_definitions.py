@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from memguard.audit.report import CanaryRow, Exposure, PositiveControl, PriorAware
+from memguard.audit.report import AuditCadence, CanaryRow, Exposure, PositiveControl, PriorAware
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow
 from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
@@ -20,6 +20,7 @@ PLAIN = {
     "quantile", "num_targets", "num_not_measured", "kind", "detected", "significance", "delta",
 }  # fmt: skip
 TERMS: dict[type[BaseModel], dict[str, str]] = {
+    AuditCadence: dict.fromkeys(AuditCadence.model_fields, "Audit overhead"),
     Exposure: dict.fromkeys(("bits", "cap_bits", "p_value"), "Sampled exposure")
     | dict.fromkeys(("low_bits", "high_bits"), "Interval of an exposure"),
     PriorAware: {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.report import (
+    AuditCadence,
     AuditReport,
     CanaryRow,
     ControlTest,
@@ -479,6 +480,7 @@ def make_full_report(**changes: Any) -> AuditReport:
     report = make_report(with_prior_aware=True)
     values: dict[str, Any] = {
         "is_full": True,
+        "cadence": AuditCadence(steps_between=500.0, overhead_share=0.019, max_overhead=0.02, num_waited=3),
         "canaries": [with_full_figures(row) for row in report.canaries],
         "procedure": report.procedure.model_copy(update={"num_parameters": 124_439_808}),
         "plan": report.plan.model_copy(update={"inclusion": "coin"}),

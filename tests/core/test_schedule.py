@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.canaries.schedule import Clock, Count, Mode, Schedule
+from memguard.canaries.schedule import Clock, Count, Mode, Schedule, When
 from memguard.errors import CanaryError
 
 
@@ -21,6 +21,8 @@ def rank_batches(length: int, clock: Clock) -> list[list[list[int]]]:
     """Micro-batches of positions of one epoch, per rank: batches are dealt out in turn, and a short last round is evened
     out with rows from the beginning of the epoch, as accelerate does."""
     per_rank = clock.rows_per_batch // clock.num_ranks
+    if not clock.repeats_head:
+        return dealt_batches(length, clock, per_rank)
     batches = [list(range(start, min(start + per_rank, length))) for start in range(0, length, per_rank)]
     if clock.drop_last:
         batches = batches[: length // clock.rows_per_batch * clock.num_ranks]
@@ -31,6 +33,16 @@ def rank_batches(length: int, clock: Clock) -> list[list[list[int]]]:
             flat += list(range(min(length, wanted - len(flat))))
         batches = [flat[start : start + per_rank] for start in range(0, wanted, per_rank)]
     return [batches[rank :: clock.num_ranks] for rank in range(clock.num_ranks)]
+
+
+def dealt_batches(length: int, clock: Clock, per_rank: int) -> list[list[list[int]]]:
+    """The same where rows are dealt out one by one and ranks are evened with user rows, as Lightning does; those have no
+    position here (-1)."""
+    total = math.ceil(length / clock.num_ranks) * clock.num_ranks
+    rows = [*range(length), *([-1] * (total - length))]
+    ranks = [rows[rank :: clock.num_ranks] for rank in range(clock.num_ranks)]
+    cut = [[one[start : start + per_rank] for start in range(0, len(one), per_rank)] for one in ranks]
+    return [[batch for batch in one if len(batch) == per_rank or not clock.drop_last] for one in cut]
 
 
 def replay(schedule: Schedule, global_step: int) -> Counter[tuple[int, int]]:
@@ -65,7 +77,8 @@ def sightings(schedule: Schedule, global_step: int) -> list[int]:
 @st.composite
 def schedules(draw: st.DrawFn, *, count: Count | None = None) -> Schedule:
     counted: Count = count or draw(st.sampled_from(["per_epoch", "total"]))
-    modes: list[Mode] = ["replace", "splice"] if counted == "total" else ["append", "replace", "splice"]
+    is_stream = counted == "total" and draw(st.booleans())
+    modes: list[Mode] = ["append", "replace", "splice"] if counted == "per_epoch" or is_stream else ["replace", "splice"]
     ranks = draw(st.sampled_from([1, 1, 2, 3]))
     schedule = Schedule(
         num_rows=draw(st.integers(1, 60)),
@@ -79,14 +92,17 @@ def schedules(draw: st.DrawFn, *, count: Count | None = None) -> Schedule:
             max_steps=draw(st.integers(1, 40)),
             drop_last=draw(st.booleans()),
             num_ranks=ranks,
+            repeats_head=draw(st.booleans()),
         ),
+        when=draw(st.sampled_from(["uniform", "early", "late"])) if counted == "total" else "uniform",
+        is_stream=is_stream,
     )
     try:
         for epoch in range(schedule.num_epochs):
             schedule.cells(epoch)
     except CanaryError:
         assume(False)
-    assume(not schedule.clock.drop_last or len(schedule) >= schedule.clock.rows_per_batch)
+    assume(not schedule.clock.drop_last or schedule._rows_dealt() >= schedule.clock.rows_per_batch)
     return schedule
 
 
@@ -244,3 +260,33 @@ def test_a_total_is_spread_over_the_run_by_usable_rows() -> None:
     )
     expected = [4000 * rows / 74 for rows in (22, 22, 22, 8)]
     assert stats.chisquare([shares[epoch] for epoch in range(4)], expected).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("when", "window"), [("early", range(0, 19)), ("late", range(55, 74))])
+def test_early_and_late_totals_stand_in_the_first_and_last_quarter_of_the_run(when: When, window: range) -> None:
+    # 3 epochs of 22 rows and 8 rows: 74 usable rows, of which a quarter is 19, rounded up.
+    schedule = schedule_of(repetitions=(3, 12), count="total", when=when)
+    places = sorted(22 * epoch + position for epoch in range(4) for position in schedule.cells(epoch))
+    assert len(places) == 15
+    assert all(place in window for place in places)
+    full = schedule_of(repetitions=(19,), count="total", when=when)
+    assert sorted(22 * epoch + position for epoch in range(4) for position in full.cells(epoch)) == list(window)
+    with pytest.raises(
+        CanaryError, match=f"20 canary sightings must fit in the {'first' if when == 'early' else 'last'} quarter, 19"
+    ):
+        schedule_of(repetitions=(20,), count="total", when=when).cells(0)
+
+
+def test_a_window_or_a_stream_speaks_of_the_whole_run() -> None:
+    with pytest.raises(ValueError, match="'early' speaks of a whole run; count must be 'total'"):
+        schedule_of(when="early")
+    with pytest.raises(ValueError, match="a stream has no epochs; count must be 'total'"):
+        schedule_of(is_stream=True)
+
+
+def test_a_stream_is_one_epoch_as_long_as_the_run_in_every_mode() -> None:
+    for mode in ("append", "replace", "splice"):
+        schedule = schedule_of(mode=mode, count="total", is_stream=True)
+        assert len(schedule) == 10 * 2 * 4
+        assert (schedule.num_epochs, schedule.steps_per_epoch) == (1, 10)
+        assert schedule.counts(10) == [1, 4]

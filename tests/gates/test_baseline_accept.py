@@ -70,7 +70,9 @@ def test_a_report_is_not_accepted_twice_running(report, policy, first):
 
 def test_a_report_that_is_no_evidence_is_refused(report, policy, change, path):
     live = change(report, subject__kind="live")
-    with pytest.raises(EvidenceError, match=r"no evidence cannot be accepted\. Not evidence: the subject is a checkpoint"):
+    with pytest.raises(
+        EvidenceError, match=r"no evidence cannot be accepted\. Not evidence: 'the subject is a checkpoint' does not"
+    ):
         accept(live, policy, decide(live, policy), path, **WHO)
     assert not path.exists()
 

@@ -62,7 +62,9 @@ def test_a_failed_rule_comes_before_a_missing_baseline(leaky, policy):
 def test_missing_evidence_comes_before_a_failed_rule(leaky, policy, baseline, change):
     decision = decide(change(leaky, subject__kind="live"), policy, baseline)
     assert (decision.outcome, decision.exit_code) == ("invalid", 3)
-    assert decision.reason.startswith("Not evidence: the subject is a checkpoint")
+    assert decision.reason.startswith(
+        "Not evidence: 'the subject is a checkpoint' does not hold (the audit measured a live model"
+    )
     assert "3 rules failed besides" in decision.reason
     assert [result.outcome for result in decision.rules].count("block") == 3
 
