@@ -161,6 +161,8 @@ class Auditor:
         elif not wanted:
             return None
         full = any(one in self.config.audit.full_on for one in wanted)
+        if fresh and checkpoint is not None:  # what a checkpoint's report showed is not put in place of by less
+            full = on_first(self.team, "earlier report", lambda: self.files.is_full(checkpoint)) or full
         stands = self._standing(step, full=full) if not fresh else None
         if stands is not None and checkpoint is None:
             return stands
@@ -349,14 +351,15 @@ class Auditor:
 
     def _complain(self, step: int, failed: Sequence[Exception], lost: Sequence[Exception]) -> None:
         """Warn of what went wrong, or raise it where the settings say so."""
+        raises = self.config.audit.on_error == "raise"
         for error in failed:
-            self._log(logging.WARNING, f"the audit at step {step} failed and training goes on: {reason_of(error)}")
+            then = "" if raises else " and training goes on"
+            self._log(logging.WARNING, f"the audit at step {step} failed{then}: {reason_of(error)}")
         for reason in dict.fromkeys(reason_of(error) for error in lost):
-            text = f"the audit at step {step} was not written everywhere: {reason} Writing failed and training goes on."
-            self._log(logging.WARNING, text)
-        if self.config.audit.on_error == "raise":
-            for error in (*failed, *lost):
-                raise error
+            then = "" if raises else " Writing failed and training goes on."
+            self._log(logging.WARNING, f"the audit at step {step} was not written everywhere: {reason}{then}")
+        for error in (*failed, *lost) if raises else ():
+            raise error
 
     # -- beside the audits
 

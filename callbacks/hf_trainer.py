@@ -22,6 +22,7 @@ from memguard.callbacks.auditor import Auditor, Event
 from memguard.callbacks.clock import outside_audits
 from memguard.callbacks.guard import NOT_BUILT, RunGuard, read_config
 from memguard.callbacks.hf_loader import GuardedLoader, build_loader
+from memguard.callbacks.together import on_first
 from memguard.canaries.ledger import LEDGER_NAME, Ledger, load_ledger
 from memguard.canaries.plan import CanaryPlan
 from memguard.errors import CanaryError, EvidenceError, InputError
@@ -197,22 +198,17 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         state: TrainerState,
         control: TrainerControl,
         model: Any,
-        *,
-        ledger: Ledger | None = None,
         **options: Any,
     ) -> TrainerControl:
         """Tell the auditor of a moment, and obey its stop."""
         if self.auditor is not None:
-            self.auditor.at(
-                moment,
-                model,
-                step=state.global_step,
-                epoch=state.epoch,
-                ledger=ledger or (lambda: self.ledger(state.global_step)),
-                autocast=self._autocast(args),
-                last=state.global_step >= state.max_steps or control.should_training_stop,
-                **options,
-            )
+            told = {
+                "step": state.global_step,
+                "epoch": state.epoch,
+                "ledger": lambda: self.ledger(state.global_step),
+                "last": state.global_step >= state.max_steps or control.should_training_stop,
+            }
+            self.auditor.at(moment, model, autocast=self._autocast(args), **(told | options))
             control.should_training_stop = control.should_training_stop or self.auditor.should_stop
         return control
 
@@ -270,10 +266,22 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._is_training = False
         self.guard.end(state.global_step)
         self.guard.unwatch()
-        self._at("end", args, state, control, model, fresh=args.load_best_model_at_end)
+        self._at("end", args, state, control, model, **self._put_back(args, state))
         if self.auditor is not None:
             self.auditor.finish(seconds_outside=self.seconds_outside)
         return control
+
+    def _put_back(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+        """What differs at the end where the weights of the best checkpoint were put back: step, counts, and the folder."""
+        best, step = state.best_model_checkpoint, state.best_global_step
+        if not (args.load_best_model_at_end and best and step and self.auditor is not None):
+            return {}
+        folder = Path(best)
+        path = folder / LEDGER_NAME
+        saved = on_first(self.auditor.team, "best ledger", lambda: load_ledger(path) if path.is_file() else None)
+        epoch = state.epoch * step / state.global_step if state.epoch is not None else None
+        told = {"step": step, "epoch": epoch, "ledger": saved or (lambda: self.ledger(step)), "fresh": True}
+        return told | ({"checkpoint": folder} if self.auditor.team.agreed("best", folder.is_dir()) else {})
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any

@@ -74,8 +74,18 @@ class RunFiles:
         if dropped:
             self._rewrite([row for row in rows if row not in dropped], dropped)
             logger.info("%d audits that this run does not go on from were put aside in '%s'.", len(dropped), ASIDE)
-        points = [point for row in rows if row not in dropped for point in _points(row)]
+        self._list_unlisted({row.get("global_step") for row in rows})
+        rows = read_history(self.history.path) if self.history.path.exists() else []
+        points = [point for row in rows for point in _points(row)]
         return list({(point.global_step, point.tier): point for point in points}.values())
+
+    def _list_unlisted(self, listed: set[Any]) -> None:
+        """Give reports a line of the history that a kill kept from having one."""
+        for path in sorted((self.output / "reports").glob("step-*.json")):
+            number = re.fullmatch(r"step-(\d+)", path.stem)
+            if number is not None and int(number[1]) not in listed:
+                with contextlib.suppress(InputError):  # a report of another version
+                    self.history.log(load_report(path))
 
     def _rewrite(self, kept: Sequence[dict[str, Any]], dropped: Sequence[dict[str, Any]]) -> None:
         aside = self.output / ASIDE / HISTORY
@@ -124,6 +134,13 @@ class RunFiles:
             with _collected(lost, self.output / PAGE):
                 self.write_page(report, decision)
         return unwritten, lost
+
+    def is_full(self, checkpoint: Path) -> bool:
+        """Whether a full report lies beside a checkpoint."""
+        try:
+            return load_report(checkpoint / BESIDE / REPORT).is_full
+        except InputError:
+            return False
 
     def write_page(self, report: AuditReport, decision: Decision | None) -> None:
         """The page of the latest audit; drawn once."""

@@ -4,8 +4,8 @@ An audit decides by scores alone, so ranks that hold the same scores take the sa
 those are collectives where weights are sharded. Split over ranks: batches of whole rows, of suffixes, of token scores, of
 sampled and greedy continuations and of near-verbatim searches. Replicated, with the numbers of rank 0 for all: the check of
 a model, the encoding of prefixes, walks; everything where ranks compute one forward between them (tensor parallelism).
-Run with DDP and FSDP2; FSDP1 and DeepSpeed follow the same rule and are untested. A sharded model that fails inside its
-forward on one rank alone ends, as in training, with the timeout of the process group.
+Run with DDP and FSDP2; FSDP1 and DeepSpeed follow the same rule and are untested. A rank of a sharded model that fails alone,
+inside a forward or between two exchanges, ends the job as it does in training: by a mismatch or the group's timeout.
 """
 
 from __future__ import annotations

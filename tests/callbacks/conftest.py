@@ -53,6 +53,7 @@ def trainer_of(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> Callable[...,
     def make(
         rows: Any, callbacks: list[Any], *, model: Any = None, trainer: dict[str, Any] | None = None, **arguments: Any
     ) -> Any:
+        from trainer_versions import as_this_version_says
         from transformers import Trainer, TrainingArguments
 
         defaults: dict[str, Any] = {
@@ -67,8 +68,9 @@ def trainer_of(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> Callable[...,
             "logging_steps": 1,
             "seed": 0,
         }
+        defaults = as_this_version_says(defaults | arguments)
         options = {"processing_class": tokenizer} | (trainer or {})
-        arguments_ = TrainingArguments(**(defaults | arguments))
+        arguments_ = TrainingArguments(**defaults)
         return Trainer(model or tiny_model, arguments_, train_dataset=rows, callbacks=callbacks, **options)
 
     return make

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
+from trainer_versions import as_this_version_says
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 Event = tuple[str, Any]
@@ -365,7 +368,7 @@ def make_trainer(case: Case, folder: Path, parts: dict[str, Any], callbacks: lis
     }
     return Trainer(
         case.change(copy.deepcopy(parts["model"])),
-        TrainingArguments(**(arguments | case.arguments)),
+        TrainingArguments(**as_this_version_says(arguments | case.arguments)),
         train_dataset=Stream(blocks[:ROWS]) if case.is_stream else blocks[:ROWS],
         eval_dataset=blocks[50:54],
         processing_class=parts["tokenizer"],

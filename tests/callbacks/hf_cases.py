@@ -7,7 +7,6 @@ schedules. Run as a script under torchrun for several ranks: `hf_cases.py RESULT
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import sys
 from collections import Counter
@@ -17,10 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import pytest
 import torch
 from oracles import count_sightings
 from torch.utils.data import Dataset, IterableDataset
+from trainer_versions import as_this_version_says
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 
 FORMATS = [{"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}]
@@ -194,21 +193,6 @@ def settings(case: Case, folder: Path) -> dict[str, Any]:
     }
     audit = {"every": None, "on": [], "prior_aware": {"prefixes": 16}}
     return {"plan": str(folder / "plan" / "plan.json"), "canaries": canaries, "audit": audit, "tracking": {"wandb": "off"}}
-
-
-def as_this_version_says(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Names of arguments that older releases spell otherwise."""
-    known = inspect.signature(TrainingArguments).parameters
-    found = dict(arguments)
-    strategy = found.get("train_sampling_strategy")
-    if strategy is not None and "train_sampling_strategy" not in known:
-        del found["train_sampling_strategy"]
-        if strategy != "group_by_length":
-            pytest.skip(f"this transformers has no sampling strategy '{strategy}'")
-        found["group_by_length"] = True
-    if "activation_checkpointing" in found and "activation_checkpointing" not in known:
-        found["gradient_checkpointing"] = found.pop("activation_checkpointing")
-    return found
 
 
 class StopAt(TrainerCallback):  # type: ignore[misc]

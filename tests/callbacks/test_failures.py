@@ -28,7 +28,6 @@ ONCE = ("rows", "loss", "gradients", "weights", "optimiser", "schedule", "last w
 # audits that a story leaves valid: one of a step that a kill cut off is made again where the run goes on from before it
 VALID = {
     "killed in the audit of a save": {0, 1, 2, 4, 5, 6},
-    "killed writing a report of a checkpoint": {0, 1, 2, 4, 5, 6},
     "killed in the probe of a full audit": {0, 1, 2, 4, 5, 6},
     "killed writing a ledger": {0, 1, 2, 4, 5, 6},
     "disk full in the middle": {0, 1, 4, 5, 6},
@@ -42,11 +41,8 @@ def parts(tiny_model: Any, tokenizer: Any, blocks: Any) -> dict[str, Any]:
     return {"model": tiny_model, "tokenizer": tokenizer, "blocks": blocks}
 
 
-def check_files(output: Path, valid: set[int], *, unlisted: frozenset[int] = frozenset()) -> None:
-    """Every file is whole; every step stands once in the history; the valid ones make the trend.
-
-    `unlisted` are steps whose report was written when a kill came before their line of the history.
-    """
+def check_files(output: Path, valid: set[int]) -> None:
+    """Every file is whole; every step stands once in the history; the valid ones make the trend."""
     for path in output.parent.rglob("*.json"):
         json.loads(path.read_text(encoding="utf-8"))
     rows = read_history(output / "history.jsonl")
@@ -55,7 +51,7 @@ def check_files(output: Path, valid: set[int], *, unlisted: frozenset[int] = fro
     assert len(set(steps)) == len(steps)
     assert {row["global_step"] for row in rows if row["status"] == "valid"} == valid
     reports = {path: load_report(path) for path in sorted((output / "reports").iterdir())}
-    assert {one.subject.global_step for one in reports.values() if one.status == "valid"} == valid | unlisted
+    assert {one.subject.global_step for one in reports.values() if one.status == "valid"} == valid
     for report in reports.values():
         check_trend(report, valid)
     if (output / "report.json").exists():
@@ -112,8 +108,7 @@ def check_story(name: str, folder: Path, last: dict[str, Any], whole: dict[str, 
     else:
         assert (last["notes"], last["seen"]) == ([], whole["seen"]), name
     output = folder / "out" / "memguard_audit"
-    unlisted = frozenset({3}) if name == "killed writing a report of a checkpoint" else frozenset()
-    check_files(output, VALID.get(name, set(range(STEPS + 1))), unlisted=unlisted)
+    check_files(output, VALID.get(name, set(range(STEPS + 1))))
     assert left_behind(folder) == ([f".{DIED_WRITING[name]}"] if name in DIED_WRITING else []), name
     for path in folder.glob("out/checkpoint-*/memguard_audit/report.json"):
         assert load_report(path).subject.digest == checkpoint_digest(path.parents[1])

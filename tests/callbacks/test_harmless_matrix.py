@@ -46,6 +46,7 @@ def logged_losses(recorder: Recorder) -> list[int]:
     return [row["step"] for row in recorder.trainer.state.log_history if "loss" in row]
 
 
+@pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")  # peft, of a base that has no folder
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in IN_ONE]
 )
@@ -56,9 +57,7 @@ def test_training_is_the_same_bit_for_bit_with_audits_everywhere_and_with_none(
     assert first_difference(audited.events, plain.events) is None
     assert logged_losses(audited) == logged_losses(plain) == [1, 2, 3, 4, 5, 6]
     assert len(audited.events) > 100
-    is_put_back = case.name == "best at the end"  # then the end measures other weights, in short, under the last step
-    full = {0: False, 2: False, 3: True, 4: False, 6: not is_put_back}
-    assert audited_steps(tmp_path / "audited") == full
+    assert audited_steps(tmp_path / "audited") == {0: False, 2: False, 3: True, 4: False, 6: True}
     assert audited_steps(tmp_path / "plain") == {}
     report = load_report(tmp_path / "audited" / "checkpoint-3" / "memguard_audit" / "report.json")
     assert report.positive_control.kind == "probe"

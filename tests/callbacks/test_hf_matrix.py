@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hf_cases import MAP_CASES, RANK_CASES, SFT_CASES, STREAM_CASES, Case, Result, train
+from trainer_versions import evaluates_at_the_end
 
 QUICK = {
     "blocks, workers",
@@ -34,6 +35,8 @@ QUICK = {
     "SFT, packed wrapped",
 }
 QUICK_RANKS = ("2 ranks, ragged, resumed", "2 ranks, stream", "2 ranks, dispatch_batches")
+if not evaluates_at_the_end():  # transformers 4.57 cannot load an optimiser on the ranks of a CPU with this torch
+    QUICK_RANKS = QUICK_RANKS[1:]
 
 
 def cases(found: list[Case]) -> list[Any]:

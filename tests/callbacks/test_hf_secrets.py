@@ -108,6 +108,8 @@ def test_the_trainers_own_ignore_list_keeps_the_plan_from_an_upload(
         def upload_folder(self, **options: Any) -> None:
             uploads.append(options)
 
+    if not hasattr(transformers.trainer, "hf_api"):
+        pytest.skip("this transformers pushes in another way")
     monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
     monkeypatch.setattr(trainer, "create_model_card", lambda **options: None)
     monkeypatch.setattr(trainer, "init_hf_repo", lambda **options: None)

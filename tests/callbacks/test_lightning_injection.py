@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from lightning_cases import (
     to_tensors,
 )
 from lightning_two_ranks import CASES as TWO_RANK_CASES
+from packaging.version import Version
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
 
 from memguard.callbacks import LightningAuditCallback
@@ -191,12 +193,19 @@ CASES = {
 }
 
 
+def lightning_is_strict() -> bool:
+    """Whether the two namespaces of Lightning do not know each other's callbacks: before 2.6."""
+    return Version(metadata.version("lightning")) < Version("2.6")
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=name, marks=[] if case.quick else [pytest.mark.slow]) for name, case in CASES.items()]
 )
 def test_sightings_equal_the_ledger(
     case: Case, blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path
 ) -> None:
+    if case.namespace == "lightning.pytorch" and lightning_is_strict():
+        pytest.skip("this Lightning takes no callback that was made for its other namespace in the same process")
     if case.build == "texts":
         case = Case(**{**vars(case), "module": {"tokenizer": tokenizer}})
     module = {key: value for key, value in case.module.items() if key != "tokenizer"}
