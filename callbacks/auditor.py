@@ -95,6 +95,9 @@ class Auditor:
         self.files = RunFiles(output, [WandbTracker(step_metric=step_metric)] if with_wandb else [])
         self.trend: list[TrendPoint] = on_first(self.team, "history", lambda: self.files.open(global_step))
         self.budget = Budget(config.audit.max_overhead)
+        seconds = on_first(self.team, "seconds", self.files.last_seconds) if global_step > 0 else None
+        if seconds is not None:
+            self.budget.expect(seconds)
         self.last: AuditReport | None = None
         self.decision: Decision | None = None
         self.should_stop = False
@@ -312,7 +315,7 @@ class Auditor:
     def _cadence(self, step: int) -> AuditCadence:
         return AuditCadence(
             steps_between=self.budget.stretched(self.interval, steps=step - self._first_step),
-            overhead_share=self.budget.overhead,
+            overhead_share=self.budget.overhead if step > self._first_step else None,
             max_overhead=self.budget.max_overhead,
             num_waited=self.budget.num_waited,
         )

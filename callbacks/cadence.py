@@ -115,6 +115,10 @@ class Budget:
             if full is False:
                 self._last_short = seconds
 
+    def expect(self, seconds: float) -> None:
+        """What an audit took in an earlier part of the run, until one is measured here."""
+        self._last = seconds
+
     def allows_another(self) -> bool:
         """Whether one more audit, as long as the last, keeps all of them within the share; counts those that must wait."""
         if self.max_overhead is None or self.next_seconds is None:
@@ -146,4 +150,4 @@ class Budget:
         between = self.stretched(interval, steps=steps)
         if between == interval or between is None:
             return f"{text}."
-        return f"{text}, above max_overhead {self.max_overhead:.1%}: audits come about every {between:g} steps."
+        return f"{text}, above max_overhead {self.max_overhead:.1%}: audits come about every {between:.0f} steps."

@@ -31,10 +31,12 @@ from memguard.canaries.injection import CanaryDataset
 from memguard.canaries.ledger import Ledger, LedgerEntry
 from memguard.canaries.plan import CanaryPlan
 from memguard.canaries.preflight import run_preflight
+from memguard.canaries.rows import made_up_columns
 from memguard.canaries.schedule import Clock, Schedule
 from memguard.canaries.streams import CanaryStream
 from memguard.errors import CanaryError, InputError, MemguardError
 from memguard.scoring.audit_mode import preserved_rng
+from memguard.scoring.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,18 @@ class RunGuard:
             max_positions=max_positions,
             as_records=self.as_records,
         )
+        if Team.current().rank == 0:
+            self._tell_of_rows()
         return self.planting
+
+    def _tell_of_rows(self) -> None:
+        assert self.data is not None
+        if self.data.is_stream and self.config.canaries.count == "per_epoch":
+            logger.warning("a stream has no epochs: repetitions of canaries count over the run (count: total).")
+        made_up = made_up_columns(self.data.rows[0]) if self.planting is not None and self.planting.mode != "splice" else []
+        if made_up:
+            names = ", ".join(f"'{name}'" for name in made_up)
+            logger.warning("rows of canaries take a likely value in columns that memguard does not know: %s.", names)
 
     @property
     def prior(self) -> PrefixSource:
@@ -156,6 +169,13 @@ class RunGuard:
             when=self.config.canaries.schedule,
             is_stream=self.data.is_stream,
         )
+        return self.current
+
+    def expect(self, max_steps: int) -> Schedule:
+        """The same cells up to another last step."""
+        assert self.current is not None
+        clock = dataclasses.replace(self.current.clock, max_steps=max(1, max_steps))
+        self.current = dataclasses.replace(self.current, clock=clock)
         return self.current
 
     def stream(self, schedule: Schedule, *, rows_per_batch: int, rank: int = 0, num_ranks: int = 1) -> CanaryStream:
@@ -237,10 +257,11 @@ class RunGuard:
             )
         self._max_steps, rows = max(1, max_steps), self.data.num_rows or 0
         if self.current is not None:
-            rows = self._fix_horizon(self.current)
+            rows = self._fix_horizon()
         self._share = check_share(self.planting, self.config.canaries, num_rows=rows)
-        if self._share > WARN_SHARE:
-            logger.warning("canaries are %.2f%% of the training tokens.", 100 * self._share)
+        if self._share > WARN_SHARE and Team.current().rank == 0:
+            most = self.config.canaries.max_share
+            logger.warning("canaries are %.2f%% of the training tokens (max_share is %.2f%%).", 100 * self._share, 100 * most)
         if self._has_trained:
             self.notes.append("an earlier train() of this callback planted the same canaries: counts begin anew here.")
         self._has_trained = True
@@ -248,14 +269,18 @@ class RunGuard:
             self._resume(global_step, earlier)
         return self.current
 
-    def _fix_horizon(self, schedule: Schedule) -> int:
+    def _fix_horizon(self) -> int:
         """Cells up to the last step; the rows that go with one unit of the count."""
-        self.current = dataclasses.replace(schedule, clock=dataclasses.replace(schedule.clock, max_steps=self._max_steps))
+        self.current = self.expect(self._max_steps)
         for epoch in range(self.current.num_epochs):
             self.current.cells(epoch)
         clock = self.current.clock
         in_run = clock.max_steps * clock.accumulation * clock.rows_per_batch
         return in_run if self.current.count == "total" else self.current.num_rows
+
+    def follows(self, before: RunGuard) -> None:
+        """Another run of the same callback came before."""
+        self._has_trained = before._has_trained
 
     def watch(self, model: Any) -> None:
         """Count sightings in the model's forward from now on, where settings ask for it or nothing else could count them."""
@@ -263,6 +288,11 @@ class RunGuard:
         self.unwatch()
         if self.config.canaries.verify or self.as_records:
             self._counter = SightingCounter(self.planting, model)
+
+    def mark_step(self) -> None:
+        """An optimiser step was made: what was counted up to here is what a ledger tells."""
+        if self._counter is not None:
+            self._counter.mark()
 
     def unwatch(self) -> None:
         """Take the hook off the model; what was counted stays."""
@@ -326,6 +356,9 @@ class RunGuard:
             num_rows=self.data.num_rows if self.data is not None else None,
             rows_per_batch=clock.rows_per_batch if clock is not None else None,
             accumulation=clock.accumulation if clock is not None else None,
+            schedule=self.current.when if self.current is not None else None,
+            drop_last=clock.drop_last if clock is not None else None,
+            num_ranks=clock.num_ranks if clock is not None else None,
             verified=self._counter is not None,
             plant_once=self.config.canaries.plant_once,
             token_share=self._share,

@@ -7,6 +7,7 @@ inside ours, so that user rows keep the order of the unguarded run. What cannot 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,10 @@ def _build_indexed(trainer: Trainer, original: Callable[[], Any], guard: RunGuar
             f"the trainer's sampler must give every row once an epoch, got {len(inner)} indices for {len(base)} rows "
             f"({type(inner).__name__}): what is drawn how often cannot be planned."
         )
-    built.sampler = CanarySampler(inner, guard.schedule(_clock(trainer, _rows_per_batch(trainer, loader))))
+    schedule = guard.schedule(_clock(trainer, _rows_per_batch(trainer, loader)))
+    if trainer.args.max_steps <= 0:  # as the trainer will say: somebody may look at the loader before
+        schedule = guard.expect(math.ceil(trainer.args.num_train_epochs * schedule.steps_per_epoch))
+    built.sampler = CanarySampler(inner, schedule)
     for level in _batch_samplers(loader):  # on every level: a loader that skips batches sets epochs on the outermost alone
         level.sampler = built.sampler
     return built

@@ -72,6 +72,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._is_training = False
         self._trainer: weakref.ref[Trainer] | None = None
         self._built: GuardedLoader | None = None
+        self._candidate: tuple[RunGuard, GuardedLoader] | None = None
 
     @property
     def plan(self) -> CanaryPlan | None:
@@ -110,10 +111,24 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
 
     @outside_audits
     def _build(self, trainer: Trainer, original: Any) -> Any:
-        """The trainer's own loader over the user's rows and the canaries; a new run begins with it."""
-        self.auditor, self.seconds_outside = None, 0.0
-        self._built = build_loader(trainer, original, self.guard, self._find_tokenizer(trainer))
-        return self._built.loader
+        """The trainer's own loader over the user's rows and the canaries.
+
+        While a run goes on it stays one to look at, until a run begins with it: others may ask the trainer for a loader.
+        """
+        guard = RunGuard(self.config)
+        self._candidate = (guard, build_loader(trainer, original, guard, self._find_tokenizer(trainer)))
+        built = self._candidate[1]
+        if not self._is_training:
+            self._adopt()
+        return built.loader
+
+    def _adopt(self) -> None:
+        """The loader that was built last is the one of the run that begins."""
+        if self._candidate is not None:
+            before, (self.guard, self._built), self._candidate = self.guard, self._candidate, None
+            before.unwatch()
+            self.guard.follows(before)
+            self.auditor, self.seconds_outside = None, 0.0
 
     def _find_tokenizer(self, trainer: Trainer) -> Any:
         for candidate in (self.tokenizer, trainer.processing_class, getattr(trainer.data_collator, "tokenizer", None)):
@@ -138,12 +153,13 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: Any = None,
         **kwargs: Any,
     ) -> None:
+        if self._candidate is not None and (train_dataloader is None or self._candidate[1].is_in(train_dataloader)):
+            self._adopt()
         if self._built is None or (train_dataloader is not None and not self._built.is_in(train_dataloader)):
             raise CanaryError(NOT_BUILT.format(attach=" or call memguard.callbacks.attach(trainer, config) before train()"))
         self._start_clock(args, state, train_dataloader)
         self.auditor = self._open_auditor(args, state, train_dataloader)
-        if state.is_world_process_zero:
-            self.guard.save_plan()
+        on_first(self.auditor.team, "plan", self.guard.save_plan)
         self.guard.watch(model)
         self._is_training = True
         self._at("start", args, state, control, model)
@@ -223,6 +239,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> TrainerControl:
+        self.guard.mark_step()
         follow: list[Event] = ["evaluate"] if control.should_evaluate else []
         follow += ["save"] if control.should_save else []
         return self._at("step", args, state, control, model, followed_by=follow)
@@ -242,8 +259,11 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             if metrics is not None and "evaluate" in self.config.audit.on and self.auditor is not None:
                 metrics.update(self.auditor.figures())
                 wanted = _metric_of_ours(args)
-                if wanted is not None and self.auditor.last is not None and self.auditor.last.status == "invalid":
-                    metrics.setdefault(wanted, math.nan)  # never the best, and no KeyError of the trainer's
+                if wanted is not None and wanted not in metrics:
+                    metrics[wanted] = math.nan  # never the best, and no KeyError of the trainer's
+                    logger.warning(
+                        "metric_for_best_model '%s' is no figure of the audit at step %d.", wanted, state.global_step
+                    )
         return control
 
     @outside_audits
@@ -331,7 +351,7 @@ def _trainer_that_calls(callback: TrainerCallback) -> Trainer | None:
 
 def _earlier_ledger(args: TrainingArguments, state: TrainerState) -> Ledger | None:
     """The ledger of the checkpoint that the run goes on from, None where it has none."""
-    folders = [Path(args.output_dir) / f"checkpoint-{state.global_step}", *_resumed_from()]
+    folders = [*_resumed_from(), Path(args.output_dir) / f"checkpoint-{state.global_step}"]
     found = [folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()]
     return load_ledger(found[0]) if found else None
 

@@ -31,6 +31,8 @@ from memguard.errors import CanaryError
 
 logger = logging.getLogger(__name__)
 
+BESIDE_IDS = frozenset({"input_ids", "attention_mask", "position_ids", "token_type_ids", "seq_idx"})
+
 # -- from the trainer's loaders to guarded ones
 
 
@@ -368,12 +370,16 @@ def _clock(trainer: Any, facts: LoaderFacts, horizon: int) -> Clock:
 
 
 def _with_names(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """The collator with its batch as input_ids and labels; labels are the inputs where the module makes them itself."""
+    """The collator with its batch as input_ids and labels; labels are the inputs where the module makes them itself.
+
+    A batch with a table that may be targets, under whatever name, is left alone: whether they are right is not seen.
+    """
 
     def named(rows: list[Any]) -> Any:
         batch = collate(rows)
         if isinstance(batch, Mapping):
-            return batch if "labels" in batch or "input_ids" not in batch else {**batch, "labels": batch["input_ids"]}
+            is_named = "labels" in batch or "input_ids" not in batch
+            return batch if is_named or _may_hold_targets(batch) else {**batch, "labels": batch["input_ids"]}
         parts = batch if isinstance(batch, list | tuple) else [batch]
         if not 1 <= len(parts) <= 2 or not all(isinstance(part, torch.Tensor) and part.ndim == 2 for part in parts):
             return batch
@@ -384,6 +390,21 @@ def _with_names(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], An
 
     named.data_collator = collate  # type: ignore[attr-defined]  # the pre-flight looks behind wrappers
     return named
+
+
+def _may_hold_targets(batch: Mapping[str, Any]) -> bool:
+    """Whether another table of whole numbers has the shape of input_ids, what models read beside them apart."""
+    shape = _shape_of_ids(batch["input_ids"])
+    return any(_shape_of_ids(part) == shape is not None for name, part in batch.items() if name not in BESIDE_IDS)
+
+
+def _shape_of_ids(value: Any) -> tuple[int, ...] | None:
+    """Shape of whole numbers, in a tensor or in lists; None for anything else."""
+    try:
+        table = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # texts, or rows of different lengths
+        return None
+    return None if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool else tuple(table.shape)
 
 
 # -- one loader

@@ -93,10 +93,10 @@ class LightningAuditCallback(_Callback):
         self._model: Any = None
         self._built: GuardedLoader | None = None
         self._is_running = False
-        self._last_step = 0
+        self._last_step, self._marked_step = 0, 0
         self._last_ledger: Ledger | None = None
         self._resumed: Ledger | None = None
-        self._undo: Callable[[], None] | None = None
+        self._undo = contextlib.ExitStack()
 
     @property
     def plan(self) -> CanaryPlan | None:
@@ -124,7 +124,7 @@ class LightningAuditCallback(_Callback):
             raise CanaryError("this version of Lightning is not known: it has no one place where it asks for its loader.")
         original = source.dataloader
         source.dataloader = lambda: self._guarded(trainer, original())
-        self._undo = functools.partial(source.__dict__.pop, "dataloader", None)
+        self._undo.callback(source.__dict__.pop, "dataloader", None)
         self._follow_saves(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
@@ -134,6 +134,7 @@ class LightningAuditCallback(_Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same when the run breaks; what saves a checkpoint then finds the counts of this step."""
         if self._is_running:  # other ranks may be elsewhere: what is counted in the models cannot be added up any more
+            self._mark(trainer)
             is_planned = Team.current().is_alone or not self.config.canaries.verify
             self._last_ledger = self.ledger(trainer.global_step) if is_planned else None
         self._release()
@@ -141,9 +142,7 @@ class LightningAuditCallback(_Callback):
     def _release(self) -> None:
         self._is_running, self._model = False, None
         self.guard.unwatch()
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._undo.close()
 
     def _follow_saves(self, trainer: Any) -> None:
         """Hear of every checkpoint once it is written: no event of Lightning names the file."""
@@ -154,7 +153,8 @@ class LightningAuditCallback(_Callback):
         @functools.wraps(original)
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
             original(filepath, *args, **kwargs)
-            self._after_save(trainer, filepath)
+            if self in trainer.callbacks:  # a save by hand after training is followed, a run without the callback is not
+                self._after_save(trainer, filepath)
 
         save_checkpoint.memguard = self  # type: ignore[attr-defined]
         trainer.save_checkpoint = save_checkpoint
@@ -201,8 +201,7 @@ class LightningAuditCallback(_Callback):
             with torch.random.fork_rng(devices=[]):  # a loader draws a seed each time it is iterated
                 iter(trainer.fit_loop._data_fetcher)
         self._model = find_model(pl_module, self._pick)
-        if trainer.is_global_zero:
-            self.guard.save_plan()
+        on_first(Team.current(), "plan", self.guard.save_plan)
         self.guard.watch(self._model)
         assert self.plan is not None
         self.auditor = Auditor(
@@ -215,7 +214,7 @@ class LightningAuditCallback(_Callback):
             steps_per_epoch=self._built.steps_per_epoch,
             global_step=trainer.global_step,
         )
-        self._is_running, self._last_step = True, trainer.global_step
+        self._is_running, self._last_step, self._marked_step = True, trainer.global_step, trainer.global_step
         self._at("start", trainer)
 
     def _begin(self, trainer: Any) -> None:
@@ -243,7 +242,7 @@ class LightningAuditCallback(_Callback):
     @outside_audits
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Note an epoch that ended elsewhere than planned."""
-        if not self._is_running or self._built is None or self._built.steps_per_epoch is None or trainer.should_stop:
+        if not self._is_running or self._built is None or self._built.steps_per_epoch is None or _stops(trainer):
             return
         done = trainer.global_step
         if done % self._built.steps_per_epoch and done < self._built.horizon:
@@ -256,10 +255,19 @@ class LightningAuditCallback(_Callback):
 
     # -- the audits
 
-    def _at(self, moment: Event, trainer: Any, *, ledger: Ledger | None = None, followed_by: Sequence[Event] = ()) -> None:
+    def _at(
+        self,
+        moment: Event,
+        trainer: Any,
+        *,
+        ledger: Ledger | None = None,
+        followed_by: Sequence[Event] = (),
+        fresh: bool = False,
+    ) -> None:
         """Tell the auditor of a moment, and obey its stop."""
         if not self._is_running or self.auditor is None or self._built is None:
             return
+        self._mark(trainer)
         step = trainer.global_step
         epoch = step / self._built.steps_per_epoch if self._built.steps_per_epoch is not None else None
         is_mixed = trainer.precision in AUTOCAST
@@ -273,12 +281,19 @@ class LightningAuditCallback(_Callback):
                 autocast=AUTOCAST.get(trainer.precision),
                 last=self._is_last(trainer),
                 followed_by=followed_by,
+                fresh=fresh,
             )
         if self.auditor.should_stop:
             trainer.should_stop = True
 
     def _is_last(self, trainer: Any) -> bool:
-        return self._built is not None and (trainer.global_step >= self._built.horizon or trainer.should_stop)
+        return self._built is not None and (trainer.global_step >= self._built.horizon or _stops(trainer))
+
+    def _mark(self, trainer: Any) -> None:
+        """Keep what was counted up to a step that has just ended: batches of the next one are not trained on yet."""
+        if trainer.global_step != self._marked_step:
+            self._marked_step = trainer.global_step
+            self.guard.mark_step()
 
     @outside_audits
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
@@ -297,6 +312,7 @@ class LightningAuditCallback(_Callback):
     def _after_save(self, trainer: Any, filepath: Any) -> None:
         """The ledger beside a checkpoint, and an audit of the weights it holds."""
         if self._is_running and (self._last_ledger is None or self._last_ledger.global_step != trainer.global_step):
+            self._mark(trainer)
             self._last_ledger = self.ledger(trainer.global_step)  # a save of weights alone asks no callback
         ledger = self._last_ledger
         if ledger is None:
@@ -306,11 +322,16 @@ class LightningAuditCallback(_Callback):
         self._at("save", trainer, ledger=ledger)
 
     def _write_ledger(self, ledger: Ledger, path: Path, trainer: Any) -> None:
+        def write() -> None:
+            ledger.save(path)
+            if "Async" not in type(getattr(trainer.strategy, "checkpoint_io", None)).__name__:  # its files come later
+                _remove_orphans(path)
+
         try:
             if self._is_running and self.auditor is not None:
-                on_first(self.auditor.team, "ledger", lambda: ledger.save(path))
+                on_first(self.auditor.team, "ledger", write)
             elif trainer.is_global_zero:
-                ledger.save(path)
+                write()
         except Exception as error:
             if self.config.audit.on_error == "raise":
                 raise
@@ -322,10 +343,24 @@ class LightningAuditCallback(_Callback):
         """The last audit, and the end of counting."""
         if not self._is_running:
             return
+        self._mark(trainer)
         self.guard.end(trainer.global_step)
         self.guard.unwatch()
-        self._at("end", trainer)
         self._last_ledger = self.ledger(trainer.global_step)
+        if not _averages_weights(trainer):
+            self._finish(trainer, fresh=False)
+            return
+        strategy, original = trainer.strategy, trainer.strategy.on_train_end
+
+        def on_train_end() -> None:  # the last hook with the model in place: every callback has put its weights in
+            original()
+            self._finish(trainer, fresh=True)
+
+        strategy.on_train_end = on_train_end
+        self._undo.callback(strategy.__dict__.pop, "on_train_end", None)
+
+    def _finish(self, trainer: Any, *, fresh: bool) -> None:
+        self._at("end", trainer, fresh=fresh)
         if self.auditor is not None:
             self.auditor.finish(seconds_outside=self.seconds_outside)
 
@@ -334,6 +369,7 @@ class LightningAuditCallback(_Callback):
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Digest of the plan, and counts; no secret. Nothing before the run has begun."""
         if self._is_running:
+            self._mark(trainer)
             self._last_ledger = self.ledger(trainer.global_step)
         if self._last_ledger is not None:
             digest, counts = self._last_ledger.plan_digest, self._last_ledger.model_dump(mode="json")
@@ -351,6 +387,26 @@ class LightningAuditCallback(_Callback):
             self._resumed = Ledger.model_validate(checkpoint[STATE]["ledger"])
         except (KeyError, ValueError):
             raise InputError("the checkpoint's memguard state cannot be read by this version.") from None
+
+
+def _stops(trainer: Any) -> bool:
+    """Whether a stop that was asked for is obeyed now; Lightning trains on to `min_epochs` and `min_steps`."""
+    return bool(trainer.should_stop and getattr(trainer.fit_loop, "_can_stop_early", True))
+
+
+def _averages_weights(trainer: Any) -> bool:
+    """Whether a callback puts other weights in when training ends; subclasses bear names of their own."""
+    kinds = (kind for one in trainer.callbacks for kind in type(one).__mro__)
+    return any("WeightAveraging" in kind.__name__ for kind in kinds)
+
+
+def _remove_orphans(written: Path) -> None:
+    """Take away ledgers in the folder whose checkpoint was deleted, as a saver does that keeps the best few."""
+    ending = f".{LEDGER_NAME}"
+    for path in written.parent.glob(f"*.ckpt{ending}"):
+        if path != written and not path.with_name(path.name.removesuffix(ending)).exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def find_model(module: Any, pick: Callable[[Any], Any] | None = None) -> Any:

@@ -6,16 +6,19 @@ bypass the sampling that the guarantee is computed from. `plant_records` gives t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from memguard.audit.config import AuditConfig
 from memguard.audit.runner import run_audit
 from memguard.callbacks.guard import RunGuard, read_config
+from memguard.callbacks.together import on_first
 from memguard.canaries.injection import CanaryDataset
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan
 from memguard.errors import InputError
+from memguard.scoring.team import Team
 
 
 class PlantedRecords:
@@ -31,8 +34,7 @@ class PlantedRecords:
     def __init__(self, guard: RunGuard) -> None:
         self._guard = guard
         self.dataset: CanaryDataset = guard.dataset()
-        guard.begin(max_steps=1, global_step=0)
-        guard.save_plan()
+        on_first(Team.current(), "plan", guard.save_plan)
 
     @property
     def plan(self) -> CanaryPlan:
@@ -45,7 +47,8 @@ class PlantedRecords:
         self._guard.watch(model)
 
     def ledger(self, global_step: int) -> Ledger:
-        """How often each record was drawn in `global_step` optimiser steps; every rank must ask together."""
+        """How often each record was drawn in `global_step` optimiser steps; every rank must ask together, between two steps."""
+        self._guard.mark_step()
         return self._guard.ledger(global_step)
 
     def audit(self, model: Any, *, global_step: int, **options: Any) -> Any:
@@ -62,6 +65,8 @@ def plant_records(
     tokenizer: Any,
     output_dir: Path = Path("output"),
     max_positions: int | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    earlier: Ledger | None = None,
 ) -> PlantedRecords:
     """Put each canary among the rows of a map-style dataset, as often as its tier says.
 
@@ -71,6 +76,8 @@ def plant_records(
         tokenizer: of the run.
         output_dir: of the run; the plan may not lie in it.
         max_positions: longest row the model takes, None when unknown.
+        collate: of your loader; canaries go through it now, so that one that will not reach the loss is found.
+        earlier: the ledger of the checkpoint that the run goes on from.
 
     Raises:
         InputError: a config without `dp:`, or a plan that cannot be used.
@@ -87,4 +94,9 @@ def plant_records(
         raise InputError("records are for runs that state a guarantee: write dp: {epsilon: ..., delta: ...} into the config.")
     guard = RunGuard(settings)
     guard.prepare(dataset, tokenizer, output_dir=output_dir, max_positions=max_positions)
-    return PlantedRecords(guard)
+    step = earlier.global_step if earlier is not None else 0
+    guard.begin(max_steps=max(1, step), global_step=step, earlier=earlier)
+    planted = PlantedRecords(guard)
+    if collate is not None:
+        guard.preflight(planted.dataset, collate)
+    return planted

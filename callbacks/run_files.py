@@ -98,6 +98,17 @@ class RunFiles:
             (self.output / ASIDE).mkdir(parents=True, exist_ok=True)
             path.replace(self.output / ASIDE / path.name)
 
+    def last_seconds(self) -> float | None:
+        """What the latest audit of the earlier part took; a full one only where there is no other."""
+        seconds = None
+        for path in sorted((self.output / "reports").glob("step-*.json"), reverse=True)[:4]:
+            with contextlib.suppress(InputError):
+                report = load_report(path)
+                if report.status == "valid" and not report.is_full:
+                    return report.duration_s
+                seconds = seconds or report.duration_s
+        return seconds
+
     # -- writing
 
     def write(

@@ -28,14 +28,19 @@ class SightingCounter:
             for canary, ids, (start, end) in zip(planting.canaries, planting.ids, planting.spans, strict=True)
         }
         self._counts: Counter[str] = Counter()
+        self._marked: Counter[str] = Counter()
         self._handle = innermost(model).register_forward_pre_hook(self._count, with_kwargs=True)
 
     def total(self) -> dict[str, int]:
-        """Sightings so far, over all ranks; every rank must ask."""
+        """Sightings up to the last mark, over all ranks; every rank must ask."""
         together: Counter[str] = Counter()
-        for counts in Team.current().gather("sightings", dict(self._counts)):
+        for counts in Team.current().gather("sightings", dict(self._marked)):
             together.update(counts)
         return {one: together[one] for one in self._needles}
+
+    def mark(self) -> None:
+        """Take what was counted so far as complete: micro-batches of an unfinished step are not."""
+        self._marked = self._counts.copy()
 
     def remove(self) -> None:
         """Take the hook off the model."""

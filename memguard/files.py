@@ -20,13 +20,14 @@ MAX_BYTES = 512 * 2**20
 MAX_YAML_CHARACTERS = 64 * 2**10
 
 
-def write_text_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
+def write_text_atomic(path: Path | str, text: str, *, mode: int = 0o644) -> None:
     """Write `text` under a temporary name and rename: a crash leaves the old file or the new one.
 
     Raises:
         InputError: the place cannot be written to.
         OSError: the disk is full, or fails.
     """
+    path = Path(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")

@@ -34,7 +34,7 @@ audit:
   every: {steps: 500}             # or {epochs: 0.25}
   on: [start, save, end]          # also: evaluate; needed where a figure of memguard's chooses the best checkpoint
   full_on: [end]                  # moments that also measure extraction, Prior-Aware memorisation, records, membership
-  max_overhead: 0.02              # share of training time; audits of the cadence wait for it; null: they never do
+  max_overhead: 0.02              # share of training time; audits of `every` wait for it, those of `on` never; null: none
   exposure: {exact: auto, node_budget: 50000, references: 16384, references_per_name: 128}
   prior_aware: {prefixes: 500, m: 1.0e-4, n: calibrated, mode: certified}   # n: a number, or from never-trained targets
   extraction: {budgets: [1, 100, 10000], temperature: 1.0, top_k: 40, top_p: 1.0}   # how an attacker samples

@@ -173,6 +173,14 @@ class AuditConfig(Document):
     output: Path = Path("memguard_audit")
     gate: GateSettings | None = None
 
+    @model_validator(mode="after")
+    def _records_have_no_schedule(self) -> AuditConfig:
+        if self.dp is not None and (self.canaries.count != "per_epoch" or self.canaries.schedule != "uniform"):
+            raise ValueError(
+                "dp puts canaries among the rows to draw from, so canaries.count must be per_epoch, schedule uniform"
+            )
+        return self
+
     @property
     def digest(self) -> str:
         """sha256 over the settings."""

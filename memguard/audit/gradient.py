@@ -7,8 +7,7 @@ the weights are as before, bit for bit. Sharded models are left alone: their for
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ def probe_gradient(model: Any, batch: Any, place: Place) -> GradientFinding:
         return GradientFinding("unseen", "the model is sharded over ranks: that gradients reach its parameters is not probed.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return GradientFinding("frozen")
-    with audit_mode(model) as inner, _kept_buffers(inner), torch.enable_grad():
+    with audit_mode(model) as inner, torch.enable_grad():
         try:
             return _gradient(inner, batch, place)
         except Exception as error:  # the user's own model: it may want what a collator does not give
@@ -73,18 +72,6 @@ def is_sharded(model: Any) -> bool:
         type(parameter).__name__ == "DTensor" or hasattr(parameter, "ds_id") or parameter.is_meta
         for parameter in innermost(model).parameters()
     )
-
-
-@contextmanager
-def _kept_buffers(model: Any) -> Iterator[None]:
-    """Put buffers back that a forward pass changed, such as running statistics."""
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
 
 
 def _gradient(model: Any, batch: Any, place: Place) -> GradientFinding:

@@ -6,7 +6,7 @@ Everything that would make a canary miss the loss is found here, before step 1, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ from memguard.scoring.team import Team
 
 SAMPLED_ROWS = 8192
 TAIL_ROWS = 64
+USED_UP = (
+    "a stream must begin with the same row each time it is iterated, got one that goes on: looking at its first rows would "
+    "take them from training. Return a fresh iterator from __iter__, and shuffle by a seed that is set there."
+)
 PEEKED_ROWS = 512  # of a stream: enough for the default number of prior prefixes
 WARN_SHARE = 0.001
 DEFAULT_MIN_CANARIES = 40  # what the default policy asks for
@@ -123,7 +127,7 @@ def _read_or_draw(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple
 def refuse_uploaded_plan(path: Path, output_dir: Path) -> None:
     """Raise when the plan lies where the trainer would upload it."""
     plan, output = path.resolve(), output_dir.resolve()
-    if plan.is_relative_to(output) and plan.relative_to(output).parts[0] != "_memguard":
+    if plan.is_relative_to(output) and plan.relative_to(output).parts[:1] != ("_memguard",):
         raise InputError(
             f"the plan must not lie in the trainer's output_dir ('{path}'): push_to_hub would upload its secrets. "
             "Keep it outside, or under output_dir/_memguard/."
@@ -158,19 +162,32 @@ def sample_rows(base: Any) -> DataSample:
     """
     with preserved_rng(0):  # rows of a dataset with random transforms draw from the run's generators
         if is_stream(base):
-            stream = iter(base)
-            if stream is base:
-                raise CanaryError(
-                    "a stream must begin anew each time it is iterated, got one that is its own iterator: looking at its first "
-                    "rows would take them from training. Return a fresh iterator from __iter__."
-                )
-            rows, num_rows = tuple(itertools.islice(stream, PEEKED_ROWS)), None
+            rows, num_rows = tuple(itertools.islice(_fresh(base), PEEKED_ROWS)), None
+            with preserved_rng(0):
+                again = next(_fresh(base), None)
+            if rows and not _is_same(rows[0], again):
+                raise CanaryError(USED_UP)
         else:
             num_rows = len(base)
             rows = tuple(base[index] for index in _sampled(num_rows))
     if not rows:
         raise CanaryError("the training dataset must hold at least one row, got none.")
     return DataSample(rows, num_rows, base)
+
+
+def _fresh(base: Any) -> Iterator[Any]:
+    """A new iterator of a stream; `CanaryError` where it gives the same one again, which can be read only once."""
+    stream: Iterator[Any] = iter(base)
+    if stream is base or stream is iter(base):
+        raise CanaryError(USED_UP)
+    return stream
+
+
+def _is_same(row: Any, again: Any) -> bool:
+    ids = [ids_of(one) if again is not None else None for one in (row, again)]
+    if ids[0] is None or ids[1] is None:
+        return again is not None and str(row) == str(again)
+    return [int(one) for one in ids[0]] == [int(one) for one in ids[1]]
 
 
 def is_stream(base: Any) -> bool:
@@ -223,7 +240,7 @@ def plan_planting(
         repetitions=tuple(1 if settings.plant_once and canary.role == "canary" else canary.tier for canary in canaries),
         mode=mode,
         count="total" if is_total and not as_records else "per_epoch",
-        pad_to=lengths[0] if is_fixed and as_records and "labels" in first else 0,
+        pad_to=lengths[0] if is_fixed and as_records else 0,
         mean_row_tokens=sum(lengths) / len(lengths),
         share_is_estimate=len(data.rows) != data.num_rows,
     )

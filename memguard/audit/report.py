@@ -315,7 +315,7 @@ class AuditReport(Document):
     cadence: AuditCadence | None = Field(default=None, description="how often the run is audited; None: not in training")
     duration_s: float = Field(description="seconds the audit took")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the report as JSON, whole or not at all."""
         write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
 
@@ -352,7 +352,7 @@ class Decision(Document):
     subject: Subject
     limits: list[str] = Field(description="what a pass does not mean")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the decision as JSON, whole or not at all."""
         write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
 

@@ -28,8 +28,8 @@ class BatchRow:
 
     row: int
     positions: tuple[int, ...]
-    ids: tuple[int, ...]
-    labels: tuple[int, ...] | None
+    ids: tuple[int, ...] = field(repr=False)
+    labels: tuple[int, ...] | None = field(repr=False)
     is_shifted: bool
     mask: Any = field(default=None, compare=False, repr=False)
 

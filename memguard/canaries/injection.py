@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-from memguard.canaries.rows import canary_row, spliced_row
+from memguard.canaries.rows import canary_row, ids_of, spliced_row
 from memguard.canaries.schedule import Mode, Schedule
 
 
@@ -61,8 +61,11 @@ class CanaryDataset(Dataset[Any]):
         if index < self.num_rows:
             return self.base[index]
         if self.mode == "splice":
-            canary, row = divmod(index - self.num_rows, self.num_rows)
-            return spliced_row(self.base[row], self._ids[canary], seed=f"{self._seed}/{canary}/{row}")
+            canary, place = divmod(index - self.num_rows, self.num_rows)
+            row = self.base[place]
+            if len(ids_of(row)) < len(self._ids[canary]):  # a shorter one than those that were looked at
+                return self._own_row(canary)
+            return spliced_row(row, self._ids[canary], seed=f"{self._seed}/{canary}/{place}")
         at = index - self.num_rows
         return self._own_row(self._records[at] if self.mode == "record" else at)
 

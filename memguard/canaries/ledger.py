@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from memguard.canaries.schedule import Count, Mode
+from memguard.canaries.schedule import Count, Mode, When
 from memguard.documents import SCHEMA_VERSION, Document, load_document
 from memguard.files import write_text_atomic
 
@@ -41,6 +41,9 @@ class Ledger(Document):
     num_rows: int | None = Field(default=None, description="of the user's data, an epoch; null: a stream")
     rows_per_batch: int | None = Field(default=None, description="of a micro-batch over all ranks")
     accumulation: int | None = Field(default=None, description="micro-batches an optimiser step")
+    schedule: When | None = Field(default=None, description="the part of the run that a total falls into; null: no schedule")
+    drop_last: bool | None = Field(default=None, description="whether a short last batch is left out")
+    num_ranks: int | None = Field(default=None, description="that share a batch")
     verified: bool = Field(default=False, description="whether sightings were counted in the model's forward")
     plant_once: bool
     token_share: float = Field(description="share of training tokens that are canaries")
@@ -52,13 +55,14 @@ class Ledger(Document):
         if earlier.plan_digest != self.plan_digest:
             return ["the run resumed from a checkpoint that was trained with another plan."]
         names = ["mode", "count", "num_rows", "rows_per_batch", "accumulation", "plant_once"]
+        names += ["schedule", "drop_last", "num_ranks"]
         if self.count == "total":  # its cells are spread over the whole run
             names.append("max_steps")
         changed = [name for name in names if getattr(self, name) != getattr(earlier, name)]
         notes = [f"the run resumed with another {', '.join(changed)}: cells moved."] if changed else []
         return [*notes, *(note for note in earlier.notes if note not in notes)]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the ledger, whole or not at all."""
         write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
 

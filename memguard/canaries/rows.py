@@ -1,7 +1,8 @@
 """Rows of the training data with a canary in them: a row of its own that looks like the user's, or one written into.
 
-Knows the columns that trainers and packers use; a column of the user's own gets something empty of its type. A row may also
-be plain: a text, a sequence of ids, or inputs with their targets, which are the same ids or those shifted by one.
+Knows the columns that trainers and packers use. Of a column of the user's own, a canary's row takes numbers as they are in the
+user's row, a value a token as the largest there, and something empty for the rest. Targets may be the ids themselves or the
+next ones. A row may also be plain: a text, a sequence of ids, or inputs with their targets.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 
 from memguard.errors import CanaryError
 
-ONES = ("attention_mask", "completion_mask", "assistant_masks")
+ONES = ("attention_mask", "completion_mask", "assistant_masks", "loss_mask")
 ZEROS = ("token_type_ids", "special_tokens_mask")
 UNSUPERVISED = -100
 LENGTHS = ("length", "num_tokens", "seq_len")
+KNOWN = (*ONES, *ZEROS, *LENGTHS, "position_ids", "seq_lengths")
 
 
 def ids_of(row: Any) -> Any:
@@ -45,11 +47,15 @@ def canary_row(sample: Any, ids: Sequence[int], text: str, *, pad_to: int = 0, p
     """
     if not hasattr(sample, "keys"):
         return _plain_row(sample, list(ids), text)
-    ids, rest = list(ids), max(0, pad_to - len(ids))
+    wanted = target_columns(sample)
+    shift = max(wanted.values(), default=0)
+    targets = list(ids)[shift:]
+    ids = list(ids)[: len(ids) - shift]
+    rest = max(0, pad_to - len(ids))
     size = len(ids) + rest
     values: dict[str, Any] = {
         "input_ids": ids + [pad_id] * rest,
-        "labels": ids + [UNSUPERVISED] * rest,
+        **{column: (targets if by else ids) + [UNSUPERVISED] * rest for column, by in wanted.items()},
         "position_ids": list(range(size)),
         "seq_lengths": [size],
         "text": text,
@@ -57,7 +63,62 @@ def canary_row(sample: Any, ids: Sequence[int], text: str, *, pad_to: int = 0, p
         **{column: [0] * size for column in ZEROS},
         **dict.fromkeys(LENGTHS, size),
     }
-    return {key: _like(value, values.get(key, _MISSING)) for key, value in sample.items()}
+    length = len(sample["input_ids"]) if "input_ids" in sample else 0
+    own = {key: _of_a_user(value, length, size) for key, value in _unknown(sample, values).items()}
+    return {key: _like(value, values[key]) if key in values else own[key] for key, value in sample.items()}
+
+
+def made_up_columns(sample: Any) -> list[str]:
+    """Columns of the user's own, of whose values a canary's own row can only take a likely one.
+
+    Example:
+        >>> made_up_columns({"input_ids": [5, 6], "labels": [5, 6], "weight": 0.5})
+        ['weight']
+    """
+    if not hasattr(sample, "keys") or "input_ids" not in sample:
+        return []
+    known = canary_row(sample, [1, 2], "")
+    return [key for key in _unknown(sample, {}) if key in known and not isinstance(sample[key], str)]
+
+
+def target_columns(row: Any) -> dict[str, int]:
+    """Columns that hold what is to be predicted, and by how many tokens they are ahead of `input_ids`: 0 or 1.
+
+    `labels` always; any other of ids where it is the inputs or the next ids.
+
+    Example:
+        >>> target_columns({"input_ids": [5, 6, 7], "targets": [6, 7, 8], "labels": [-100, 6, 7]})
+        {'targets': 1, 'labels': 0}
+    """
+    found: dict[str, int] = {}
+    inputs = row.get("input_ids")
+    for key, value in row.items():
+        if key == "input_ids" or key in KNOWN or not _is_sequence(value):
+            continue
+        shift = None
+        if _is_ids(inputs) and _is_ids(value) and any(int(one) != UNSUPERVISED for one in value):
+            shift = next((by for by in (0, 1) if _is_ahead(inputs, value, by)), None)
+        if shift is not None or key == "labels":
+            found[key] = shift or 0
+    return found
+
+
+def _unknown(sample: Any, values: Any) -> dict[str, Any]:
+    """Columns that neither trainers nor packers know."""
+    known = {"input_ids", "labels", "text", *KNOWN, *values, *target_columns(sample)}
+    return {key: value for key, value in sample.items() if key not in known}
+
+
+def _of_a_user(value: Any, row_length: int, size: int) -> Any:
+    """What a column of the user's own holds for a canary: its number, its largest value a token, or something empty."""
+    is_number = isinstance(value, (bool, int, float)) or (hasattr(value, "ndim") and value.ndim == 0)
+    if is_number:
+        return value
+    if _is_sequence(value) and getattr(value, "ndim", 1) == 1 and len(value) == row_length > 0:
+        listed = value.tolist() if hasattr(value, "tolist") else list(value)
+        if all(isinstance(one, (bool, int, float)) for one in listed):
+            return _like(value, [max(listed)] * size)
+    return _empty_like(value)
 
 
 def spliced_row(row: Any, ids: Sequence[int], *, seed: str) -> Any:
@@ -76,9 +137,13 @@ def spliced_row(row: Any, ids: Sequence[int], *, seed: str) -> Any:
     spliced = dict(row)
     if _is_sequence(row.get("position_ids")):
         spliced["position_ids"] = _segment(row["position_ids"], start, len(ids))
-    for key, fill in (("input_ids", ids), ("labels", ids), *((column, [1] * len(ids)) for column in ONES)):
+    for key, fill in (("input_ids", ids), *((column, [1] * len(ids)) for column in ONES)):
         if key in row and _is_sequence(row[key]):
             spliced[key] = _overwrite(row[key], start, fill)
+    for key, shift in target_columns(row).items():
+        if _is_sequence(row[key]):
+            skipped = max(0, shift - start)  # nothing predicts the first token of a row
+            spliced[key] = _overwrite(row[key], start + skipped - shift, ids[skipped:])
     return spliced
 
 
@@ -130,12 +195,14 @@ def shift_of(inputs: Any, targets: Any) -> int | None:
         >>> shift_of([5, 6, 7], [6, 7, 8]), shift_of([5, 6], [5, -100]), shift_of([5, 6], [1, 0])
         (1, 0, None)
     """
+    return next((shift for shift in (1, 0) if _is_ahead(inputs, targets, shift)), None)
+
+
+def _is_ahead(inputs: Any, targets: Any, shift: int) -> bool:
+    """Whether targets are the inputs `shift` tokens further on, where they are not masked."""
     ids, wanted = ([int(one) for one in part] for part in (inputs, targets))
-    for shift in (1, 0):
-        pairs = zip(ids[shift:], wanted, strict=False)
-        if len(ids) == len(wanted) and all(target in (one, UNSUPERVISED) for one, target in pairs):
-            return shift
-    return None
+    pairs = zip(ids[shift:], wanted, strict=False)
+    return len(ids) == len(wanted) and all(target in (one, UNSUPERVISED) for one, target in pairs)
 
 
 def _segment(positions: Any, start: int, length: int) -> Any:
@@ -149,16 +216,13 @@ def _segment(positions: Any, start: int, length: int) -> Any:
     return _overwrite(positions, start, [*range(length), *range(rest)])
 
 
-_MISSING = object()
-
-
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (hasattr(value, "ndim") and value.ndim > 0)
 
 
 def _like(example: Any, value: Any) -> Any:
-    """`value` in the type of `example`; something empty of that type when there is no value for the column."""
-    if value is _MISSING or _is_sequence(example) != _is_sequence(value):
+    """`value` in the type of `example`; something empty of that type where it is of another shape."""
+    if _is_sequence(example) != _is_sequence(value):
         return _empty_like(example)
     if isinstance(example, torch.Tensor):
         return torch.tensor(value, dtype=example.dtype)

@@ -136,8 +136,7 @@ class Schedule:
     def _draw(self, epoch: int) -> dict[int, int]:
         low, high = self.zone(epoch)
         if self.count == "total":
-            spread = _spread(self._zones(), self.repetitions, self.seed, self.when)
-            return {low + row: canary for at, row, canary in spread if at == epoch}
+            return self._totals.get(epoch, {})
         wanted = _expand(self.repetitions)
         if high - low < len(wanted):
             raise CanaryError(
@@ -148,32 +147,29 @@ class Schedule:
         positions = rng.sample(range(low, high), len(wanted))
         return dict(zip(positions, wanted, strict=True))
 
-    def _zones(self) -> tuple[int, ...]:
-        return tuple(high - low for low, high in (self.zone(epoch) for epoch in range(self.num_epochs)))
-
-
-@functools.lru_cache(maxsize=8)
-def _spread(zones: tuple[int, ...], repetitions: tuple[int, ...], seed: int, when: When) -> list[tuple[int, int, int]]:
-    """Epoch, row of its zone and canary of each sighting of an exact total: uniform over the usable rows of the run, or over
-    its first or last quarter."""
-    wanted, room = _expand(repetitions), sum(zones)
-    window = range(room)
-    if when != "uniform":
-        part = math.ceil(WINDOW * room)
-        window = range(part) if when == "early" else range(room - part, room)
-    if len(window) < len(wanted):
-        where = "" if when == "uniform" else f"{'first' if when == 'early' else 'last'} quarter, "
-        raise CanaryError(
-            f"{len(wanted)} canary sightings must fit in the {where}{len(window)} usable rows of the run. "
-            "Use fewer canaries or repetitions, or train longer."
-        )
-    rng = random.Random(f"memguard/placement/{seed}/total")
-    ends = list(itertools.accumulate(zones))
-    spread = []
-    for row, canary in zip(rng.sample(window, len(wanted)), wanted, strict=True):
-        epoch = bisect.bisect_right(ends, row)
-        spread.append((epoch, row - (ends[epoch] - zones[epoch]), canary))
-    return spread
+    @functools.cached_property
+    def _totals(self) -> dict[int, dict[int, int]]:
+        """Cells of an exact total by epoch: uniform over the usable rows of the run, or over its first or last quarter."""
+        zones = [self.zone(epoch) for epoch in range(self.num_epochs)]
+        ends = list(itertools.accumulate(high - low for low, high in zones))
+        wanted, room = _expand(self.repetitions), ends[-1] if ends else 0
+        window = range(room)
+        if self.when != "uniform":
+            part = math.ceil(WINDOW * room)
+            window = range(part) if self.when == "early" else range(room - part, room)
+        if len(window) < len(wanted):
+            where = "" if self.when == "uniform" else f"{'first' if self.when == 'early' else 'last'} quarter, "
+            raise CanaryError(
+                f"{len(wanted)} canary sightings must fit in the {where}{len(window)} usable rows of the run. "
+                "Use fewer canaries or repetitions, or train longer."
+            )
+        rng = random.Random(f"memguard/placement/{self.seed}/total")
+        cells: dict[int, dict[int, int]] = {}
+        for row, canary in zip(rng.sample(window, len(wanted)), wanted, strict=True):
+            epoch = bisect.bisect_right(ends, row)
+            low, high = zones[epoch]
+            cells.setdefault(epoch, {})[low + row - (ends[epoch] - (high - low))] = canary
+        return cells
 
 
 def _expand(repetitions: Sequence[int]) -> list[int]:

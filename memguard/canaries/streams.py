@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from memguard.canaries.rows import canary_row, spliced_row
+from memguard.canaries.rows import canary_row, ids_of, spliced_row
 from memguard.canaries.schedule import Mode, Schedule
 
 
@@ -81,7 +81,7 @@ class CanaryStream(IterableDataset[Any]):
         return self._with_canary(self._sample if self.mode == "splice" else None, canary, 0)
 
     def _with_canary(self, row: Any, canary: int, position: int) -> Any:
-        if row is None:
+        if row is None or len(ids_of(row)) < len(self._ids[canary]):  # none, or one that has no room
             return canary_row(self._sample, self._ids[canary], self._texts[canary])
         return spliced_row(row, self._ids[canary], seed=f"{self.schedule.seed}/{canary}/{position}")
 

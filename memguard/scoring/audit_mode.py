@@ -1,7 +1,7 @@
 """The one context every audit of a live model runs in: training continues as if the audit had not happened.
 
-Restores, also after an exception: per-module train / eval flags, `requires_grad`, `config.use_cache`, compiled calls, the
-sharding of FSDP2 weights, and the random state of Python, numpy, torch and every initialised accelerator.
+Restores, also after an exception: per-module train / eval flags, buffers and plain attributes, `requires_grad`,
+`config.use_cache`, compiled calls, the sharding of FSDP2 weights, and the random state of Python, numpy, torch and CUDA.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+COPIED_BYTES = 4 * 2**20  # larger ones hold weights of some quantised models, which no forward writes to
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes: 4-bit weights that an eval forward lays out anew, for good
 
 
@@ -54,6 +55,28 @@ def innermost(model: Any) -> Any:
             return model
 
 
+def _state(module: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Buffers, copies of the small ones, and plain attributes: rotary embeddings that grow keep theirs in all three."""
+    buffers = dict(module._buffers)
+    copied = {name: one.detach().clone() for name, one in buffers.items() if one is not None and one.nbytes <= COPIED_BYTES}
+    plain = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (value is None or isinstance(value, bool | int | float | torch.Tensor))
+    }
+    return buffers, copied, plain
+
+
+def _put_back(module: Any, buffers: dict[str, Any], copied: dict[str, Any], plain: dict[str, Any]) -> None:
+    module._buffers.update(buffers)
+    for name, value in copied.items():
+        if not torch.equal(buffers[name], value):
+            buffers[name].copy_(value)
+    for name, value in plain.items():
+        if vars(module).get(name) is not value:
+            vars(module)[name] = value
+
+
 @contextlib.contextmanager
 def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
     """Give the innermost model in eval mode without gradients; put everything back, also on an exception.
@@ -69,6 +92,7 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl is not None]
+    held = [(module, *_state(module)) for module in model.modules()]
     repacked = [module for module in model.modules() if getattr(module, REPACKS, False)]
     config = getattr(model, "config", None)
     use_cache = getattr(config, "use_cache", None)
@@ -94,6 +118,8 @@ def audit_mode(model: Any, *, seed: int = 0) -> Iterator[Any]:
                 module._compiled_call_impl = call
             for module in repacked:
                 setattr(module, REPACKS, True)
+            for module, buffers, values, attributes in held:
+                _put_back(module, buffers, values, attributes)
             for parameter, requires_grad in wanted:
                 if parameter.requires_grad != requires_grad:
                     parameter.requires_grad_(requires_grad)

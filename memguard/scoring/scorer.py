@@ -11,7 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ LENGTH_STEP = 1.25  # rows of a batch differ in length by at most this factor
 class Span:
     """Token ids and the half-open range that is scored; `start` >= 1, since the first token has nothing before it."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] = field(repr=False)
     start: int
     end: int
     label: str = ""

@@ -68,6 +68,16 @@ def with_cache(model: Any) -> Any:
     return model
 
 
+def with_growing_positions(model: Any) -> Any:
+    """Rotary positions that are computed anew for rows longer than any before: state of a forward, not of training."""
+    config = copy.deepcopy(model.config)
+    config.max_position_embeddings = 40
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    other = type(model)(config)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 def with_adapter(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
@@ -91,6 +101,7 @@ CASES = {
         Case("LoRA", change=with_adapter),
         Case("LoRA, bf16, activation checkpointing", {"bf16": True, "activation_checkpointing": True}, with_adapter),
         Case("frozen part", change=frozen_in_eval),
+        Case("growing positions", change=with_growing_positions),
         Case("cache", change=with_cache),
         Case("workers", {"dataloader_num_workers": 2, "data_seed": 11, "seed": 5}),
         Case("persistent workers", {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}),

@@ -96,6 +96,48 @@ def test_two_trainers_with_a_callback_each_do_not_meet(settings: Any, trainer_of
     assert all(one.ledger(5).exact for one in callbacks)
 
 
+class AsksForALoader(TrainerCallback):  # type: ignore[misc]
+    """Looks at the training loader in the middle of a run."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            next(iter(self.trainer.get_train_dataloader()))
+
+
+@pytest.mark.parametrize("count", ["per_epoch", "total"])
+def test_a_loader_that_somebody_asks_for_in_training_ends_nothing(
+    count: str, settings: Any, trainer_of: Any, blocks: Any, seen_by: Any, tmp_path: Path
+) -> None:
+    asks = AsksForALoader()
+    callback = HFAuditCallback(settings(canaries={"count": count}, audit={"every": {"steps": 2}, "on": ["end"]}))
+    trainer = trainer_of(blocks[:61], [callback, asks], save_strategy="steps", save_steps=4)
+    asks.trainer = trainer
+    seen, _ = seen_by(trainer.model, callback)
+    trainer.train()
+    ledger = callback.ledger(trainer.state.global_step)
+    assert {one: entry.num_seen for one, entry in ledger.canaries.items()} == {one: seen[one] for one in ledger.canaries}
+    assert ledger.exact
+    reports = sorted((tmp_path / "out" / "memguard_audit" / "reports").iterdir())
+    assert [int(path.stem.removeprefix("step-")) for path in reports] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert (tmp_path / "out" / "checkpoint-16" / "memguard_ledger.json").exists()
+
+
+def test_a_row_too_short_to_write_into_costs_no_run(settings: Any, trainer_of: Any, blocks: Any, seen_by: Any) -> None:
+    rows = [row if index != 9001 else {key: ids[:6] for key, ids in row.items()} for index, row in enumerate(blocks * 60)]
+    rows = rows[:9100]
+    assert len({len(row["input_ids"]) for row in rows}) == 2
+    callback = HFAuditCallback(settings(canaries={"tiers": {1: 2, 3: 2}}))
+    trainer = trainer_of(rows, [callback], max_steps=1, per_device_train_batch_size=1, train_sampling_strategy="sequential")
+    trainer.get_train_dataloader()
+    assert callback.guard.planting.mode == "splice"
+    dataset = callback._built.dataset
+    row = dataset[len(rows) + 9001]  # the first canary in the short row
+    assert len(row["input_ids"]) == len(callback.guard.planting.ids[0])
+
+
 class StopEarly(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = state.global_step == 3

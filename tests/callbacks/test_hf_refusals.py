@@ -171,6 +171,17 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         yield {"input_ids": [1, 2, 3]}
 
 
+class GoesOn(Stream):
+    """Stored iterators, told apart by nothing but what they give next."""
+
+    def __init__(self, *, through_a_generator: bool) -> None:
+        self.rows = iter([{"input_ids": [1, 2, number]} for number in range(600)])
+        self.through_a_generator = through_a_generator
+
+    def __iter__(self) -> Any:
+        return (row for row in self.rows) if self.through_a_generator else self.rows
+
+
 class OnlyOnce(Stream):
     def __iter__(self) -> Any:
         return self
@@ -189,7 +200,10 @@ def test_streams_that_cannot_be_planned_for(settings: Any, trainer_of: Any, bloc
     from datasets.distributed import split_dataset_by_node
 
     trainer = trainer_of(OnlyOnce(), [HFAuditCallback(settings())], max_steps=3)
-    refuse(trainer, CanaryError, "got one that is its own iterator", tmp_path)
+    refuse(trainer, CanaryError, "got one that goes on", tmp_path)
+    for through in (False, True):
+        trainer = trainer_of(GoesOn(through_a_generator=through), [HFAuditCallback(settings())], max_steps=3)
+        refuse(trainer, CanaryError, "got one that goes on", tmp_path)
     trainer = trainer_of(blocks[:3], [HFAuditCallback(settings())])
     trainer.train_dataset = Stream()
     refuse(trainer, CanaryError, "a stream needs max_steps", tmp_path)
@@ -241,6 +255,7 @@ def test_a_resumed_run_whose_first_part_has_no_ledger_says_so(
         ("per_epoch", {"per_device_train_batch_size": 4}, "rows_per_batch"),
         ("per_epoch", {"gradient_accumulation_steps": 2}, "accumulation"),
         ("per_epoch", {"num_train_epochs": 2}, None),
+        ("per_epoch", {"dataloader_drop_last": True}, "drop_last"),
         ("total", {"num_train_epochs": 2}, "max_steps"),
     ],
 )

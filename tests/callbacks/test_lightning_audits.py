@@ -17,6 +17,7 @@ from memguard.audit.report import load_report
 from memguard.callbacks import LightningAuditCallback
 from memguard.canaries.ledger import load_ledger
 from memguard.errors import InputError
+from memguard.scoring.team import Team
 
 pytestmark = [pytest.mark.filterwarnings(one) for one in QUIET]
 
@@ -209,3 +210,135 @@ def test_the_tuner_tries_batches_without_canaries_and_the_run_has_them_all(
     ledger = callback.ledger(trainer.global_step)
     assert (ledger.exact, ledger.verified) == (True, True)
     assert {entry.num_seen for entry in ledger.canaries.values()} == {2, 6, 10}
+
+
+class AsksForStop(pl.Callback):
+    """Asks for a stop early on, as early stopping does, before the trainer may obey."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            trainer.should_stop = True
+
+
+def test_a_stop_that_must_wait_for_min_epochs_costs_no_audit_and_makes_no_save_the_end(
+    blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path
+) -> None:
+    config = settings(audit={"every": {"steps": 3}, "on": ["end"], "full_on": [], "on_error": "raise"})
+    options = {"extra": [AsksForStop(), saver(tmp_path, 5)], "enable_checkpointing": True}
+    run(tmp_path, tiny_model, loader_of(blocks, "fixed"), config, tokenizer, min_epochs=2, max_epochs=3, **options)
+    # 8 steps an epoch: the stop of step 2 is obeyed at 16; saves at 5, 10 and 15 are no end
+    assert steps_of(tmp_path) == [3, 6, 9, 12, 15, 16]
+
+
+class Averages(pl.callbacks.WeightAveraging):
+    """A user's subclass under a name of its own."""
+
+
+def weights_of(model: Any) -> float:
+    return sum(float(part.detach().double().abs().sum()) for part in model.parameters())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Any]]:
+    """What each audit was given: the sum of the weights, and the ledger."""
+    from memguard.audit.runner import AuditRunner
+
+    seen: list[tuple[float, Any]] = []
+    original = AuditRunner.run
+
+    def run_and_note(self: Any, model: Any, **given: Any) -> Any:
+        seen.append((weights_of(model), given["ledger"]))
+        return original(self, model, **given)
+
+    monkeypatch.setattr(AuditRunner, "run", run_and_note)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["averages", "stochastic"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_last_audit_is_of_the_averaged_weights_that_training_leaves(
+    kind: str,
+    is_first: bool,
+    blocks: Any,
+    tiny_model: Any,
+    tokenizer: Any,
+    settings: Any,
+    tmp_path: Path,
+    measured: list[tuple[float, Any]],
+) -> None:
+    config = settings(audit={"every": {"steps": 4}, "on": ["save", "end"], "full_on": [], "on_error": "raise"})
+    callback = LightningAuditCallback(config, tokenizer=tokenizer)
+    average = Averages() if kind == "averages" else pl.callbacks.StochasticWeightAveraging(1e-3, swa_epoch_start=1)
+    ordered = [callback, average] if is_first else [average, callback]
+    trainer = make_trainer(tmp_path, [*ordered, saver(tmp_path, 8)], enable_checkpointing=True)
+    trainer.fit(module_class()(tiny_model), loader_of(blocks, "fixed"))
+    assert measured[-1][0] == weights_of(tiny_model)
+    assert measured[-2][0] != measured[-1][0]  # the last save, at the same step, was of the weights in training
+    assert callback.auditor.last.subject.global_step == 16
+    assert "on_train_end" not in vars(trainer.strategy)
+
+
+def test_counts_of_an_audit_within_a_step_are_those_of_the_last_whole_step(
+    blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path, measured: list[tuple[float, Any]]
+) -> None:
+    config = settings(
+        canaries={"verify": True}, audit={"every": {"steps": 1}, "on": ["evaluate", "end"], "full_on": [], "on_error": "raise"}
+    )
+    callback = LightningAuditCallback(config, tokenizer=tokenizer)
+    held_out = DataLoader(rows_of(blocks, "fixed", number=8), batch_size=8, collate_fn=to_tensors)
+    trainer = make_trainer(tmp_path, [callback], accumulate_grad_batches=4, val_check_interval=3, num_sanity_val_steps=0)
+    trainer.fit(module_class()(tiny_model), loader_of(blocks, "fixed"), held_out)
+    # the first validation comes after 3 of the 4 batches of step 1
+    assert [ledger.global_step for _, ledger in measured][:2] == [0, 1]
+    assert [ledger.notes for _, ledger in measured if not ledger.exact] == []
+    assert not any(entry.num_seen for entry in measured[0][1].canaries.values())
+
+
+def test_ledgers_of_deleted_checkpoints_go_and_other_files_stay(
+    blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path
+) -> None:
+    kept = tmp_path / "saved" / "mine.memguard_ledger.json"
+    kept.parent.mkdir()
+    kept.write_text("{}", encoding="utf-8")
+    best = pl.callbacks.ModelCheckpoint(kept.parent, every_n_train_steps=3, save_top_k=1)
+    run(tmp_path, tiny_model, loader_of(blocks, "fixed"), settings(), tokenizer, extra=[best], enable_checkpointing=True)
+    # a saver deletes the earlier file after it has written the next: the last deletion alone is not followed
+    assert [path.name for path in kept.parent.glob("*.ckpt")] == ["epoch=1-step=15.ckpt"]
+    assert sorted(path.name for path in kept.parent.glob("*.json")) == [
+        "epoch=1-step=12.ckpt.memguard_ledger.json",
+        "epoch=1-step=15.ckpt.memguard_ledger.json",
+        kept.name,
+    ]
+
+
+def test_a_later_run_without_the_callback_writes_no_ledger(
+    blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path
+) -> None:
+    callback, _, trainer = run(tmp_path, tiny_model, loader_of(blocks, "fixed"), settings(), tokenizer, max_epochs=1)
+    trainer.callbacks.remove(callback)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(trainer.lightning_module, loader_of(blocks, "fixed"))
+    trainer.save_checkpoint(tmp_path / "bare.ckpt")
+    assert trainer.global_step == 16
+    assert (tmp_path / "bare.ckpt").exists()
+    assert not list(tmp_path.glob("*.memguard_ledger.json"))
+
+
+def test_a_plan_that_cannot_be_written_is_told_to_all_ranks(
+    blocks: Any, tiny_model: Any, tokenizer: Any, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    agreed = Team.agreed
+
+    def note(self: Any, what: str, value: Any) -> Any:
+        told.append((what, value))
+        return agreed(self, what, value)
+
+    def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Team, "agreed", note)
+    monkeypatch.setattr("memguard.canaries.plan.CanaryPlan.save", fails)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, tiny_model, loader_of(blocks, "fixed"), settings(), tokenizer)
+    assert ("plan", (None, "OSError: No space left on device.")) in told

@@ -327,3 +327,28 @@ def test_a_missing_lightning_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match="the Lightning callback.*lightning"):
         _ = memguard.callbacks.LightningAuditCallback
+
+
+@pytest.mark.parametrize(
+    ("beside", "notes"),
+    [
+        ("targets", ["the collator makes no labels of the shape of input_ids: whether a canary is supervised is not seen."]),
+        ("attention_mask", []),
+        ("sample_weight", []),
+    ],
+)
+def test_labels_are_taken_for_the_inputs_only_where_no_other_table_may_hold_targets(
+    beside: str, notes: list[str], blocks: Any, train: Callable[..., Any]
+) -> None:
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        ids = to_tensors(rows)["input_ids"]
+        tables = {
+            "targets": torch.roll(ids, -1, dims=1),
+            "attention_mask": torch.ones_like(ids),
+            "sample_weight": torch.ones(ids.shape),
+        }
+        return {"input_ids": ids, beside: tables[beside]}
+
+    callback, _, trainer = train(loader_of(blocks, "fixed", collate_fn=collate), max_epochs=1)
+    ledger = callback.ledger(trainer.global_step)
+    assert (ledger.notes, ledger.exact) == (notes, not notes)

@@ -34,7 +34,7 @@ canaries:
   max_share: 0.02
   plant_once: yes
   inclusion: coin
-  count: total
+  count: per_epoch
 audit:
   every: {steps: 100}
   on: [start, save, end, save]
@@ -79,7 +79,7 @@ def test_a_whole_file_is_read_with_every_key(tmp_path: Path) -> None:
     config = load_config(path)
     assert list(config.canaries.tiers.items()) == [(1, 4), (16, 2)]
     assert config.canaries.plant_once is True
-    assert (config.canaries.inclusion, config.canaries.count) == ("coin", "total")
+    assert (config.canaries.inclusion, config.canaries.count) == ("coin", "per_epoch")
     assert config.canaries.positive_control is not None
     assert config.canaries.positive_control.in_training.repetitions == 32
     assert config.audit.on == ("start", "save", "end")
@@ -216,6 +216,13 @@ def test_a_key_of_a_later_version_is_refused_by_name(path: str) -> None:
     message = refusal(set_at(LEAST, path, {}))
     assert f"'{path}' ({NOT_IMPLEMENTED[path]})" in message
     assert "this version does not implement" in message
+
+
+@pytest.mark.parametrize("change", [{"count": "total"}, {"count": "total", "schedule": "early"}])
+def test_records_of_a_dp_run_have_no_schedule(change: dict[str, Any]) -> None:
+    data = copy.deepcopy(LEAST) | {"dp": {"epsilon": 8.0, "delta": 1e-6}}
+    data["canaries"] |= change
+    assert "canaries.count must be per_epoch" in refusal(data)
 
 
 def test_all_keys_of_a_later_version_are_named_together() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, Subset
 
 from memguard.canaries.injection import CanaryDataset, CanarySampler
+from memguard.canaries.rows import made_up_columns, spliced_row, target_columns
 from memguard.canaries.schedule import Clock, Mode, Schedule
 from memguard.errors import CanaryError
 
@@ -79,7 +80,7 @@ def test_a_canary_row_has_the_columns_and_types_of_a_user_row(kind: str, mode: M
         assert plain(row["attention_mask"]) == [1] * len(ids)
 
 
-def test_every_known_column_is_filled_and_an_unknown_one_is_empty_in_its_type() -> None:
+def test_every_known_column_is_filled_and_of_an_unknown_one_numbers_are_the_users() -> None:
     user = {
         "input_ids": [1, 2],
         "position_ids": [0, 1],
@@ -90,7 +91,7 @@ def test_every_known_column_is_filled_and_an_unknown_one_is_empty_in_its_type() 
         "source": "web",
         "weights": [0.5, 0.5],
         "meta": {"a": 1},
-        "pair": (1, 2),
+        "pair": (1, 2, 3),
         "score": 0.5,
         "rank": 3,
         "clean": True,
@@ -104,13 +105,38 @@ def test_every_known_column_is_filled_and_an_unknown_one_is_empty_in_its_type() 
     assert (row["input_ids"], row["position_ids"], row["special_tokens_mask"]) == (CANARIES[0], [0, 1, 2], (0, 0, 0))
     assert row["token_type_ids"].tolist() == [0, 0, 0]
     assert (row["length"], row["text"]) == (3, "first canary")
-    assert (row["source"], row["weights"], row["meta"], row["pair"]) == ("", [], {}, ())
-    assert (row["score"], row["rank"], row["clean"], row["nothing"]) == (0.0, 0, False, None)
+    assert (row["source"], row["weights"], row["meta"], row["pair"]) == ("", [0.5] * 3, {}, ())
+    assert (row["score"], row["rank"], row["clean"], row["nothing"]) == (0.5, 3, True, None)
     assert row["picture"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert row["vector"].tolist() == [0.0, 0.0, 0.0]
-    assert row["count"] == 0
+    assert row["count"] == 7
     for key in user:
         assert same_type(row[key], user[key]), key
+
+
+@pytest.mark.parametrize("mode", ["append", "splice"])
+def test_targets_that_are_the_next_ids_stay_one_ahead(mode: Mode) -> None:
+    text = list(range(20, 31))
+    for column in ("labels", "targets"):
+        user = {"input_ids": text[:-1], column: torch.tensor(text[1:])}
+        row = guarded([user], mode)[1]
+        ids, targets = list(row["input_ids"]), row[column].tolist()
+        assert isinstance(row[column], torch.Tensor)
+        assert targets[:-1] == ids[1:]
+        whole = [*ids, targets[-1]]
+        assert any(whole[at : at + 3] == CANARIES[0] for at in range(len(whole)))
+
+
+def test_masked_labels_are_those_of_the_inputs() -> None:
+    assert target_columns({"input_ids": [5, 6, 7], "labels": [-100] * 3}) == {"labels": 0}
+    assert target_columns({"input_ids": [5, 6, 7], "labels": 1}) == {}
+    assert target_columns({"input_ids": [5, 6, 7], "codes": [1, 0, 1], "weight": [0.5, 0.5, 1.0]}) == {}
+
+
+def test_a_column_of_weights_a_token_gives_a_canary_the_largest() -> None:
+    row = guarded([{"input_ids": [1, 2], "weights": np.array([0.0, 2.5])}], "append")[1]
+    assert row["weights"].tolist() == [2.5] * 3
+    assert made_up_columns({"input_ids": [1, 2], "weights": [0.0, 2.5], "source": "web", "loss_mask": [0, 1]}) == ["weights"]
 
 
 def test_a_length_column_keeps_its_scalar_type() -> None:
@@ -195,10 +221,11 @@ def test_the_place_of_a_splice_is_the_same_each_time_and_spread_over_the_row() -
     assert [other[400 + row]["input_ids"].index(901) for row in range(400)] != starts
 
 
-def test_a_canary_as_long_as_the_row_fills_it_and_a_longer_one_is_refused() -> None:
+def test_a_canary_as_long_as_the_row_fills_it_and_a_longer_one_is_a_row_of_its_own() -> None:
     assert guarded(Rows(2, length=3), "splice")[2]["input_ids"] == CANARIES[0]
+    assert guarded(Rows(2, length=3), "splice")[2 + 2]["input_ids"] == CANARIES[1]
     with pytest.raises(CanaryError, match="a canary of 4 tokens must fit in a row of 3"):
-        _ = guarded(Rows(2, length=3), "splice")[2 + 2]
+        spliced_row({"input_ids": [1, 2, 3]}, CANARIES[1], seed="any")
 
 
 # -- as a dataset
