@@ -46,6 +46,7 @@ def joined_ranks(environment: Mapping[str, str]) -> Iterator[Team]:
         team = Team.current()
         with team.guarded():
             yield team
+        distributed.barrier()  # none tears down what another still talks through
     finally:
         distributed.destroy_process_group()
 
