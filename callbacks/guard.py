@@ -21,6 +21,7 @@ from memguard.audit.planting import (
     canary_dataset,
     check_share,
     plan_planting,
+    planted_ids,
     refuse_uploaded_plan,
     resolve_plan,
     sample_rows,
@@ -206,6 +207,7 @@ class RunGuard:
         Raises:
             CanaryError: canaries that will not reach the loss, unless settings say to warn.
         """
+        assert self.plan is not None
         assert self.planting is not None
         assert self.data is not None
         if not self.planting.canaries:  # every coin said out
@@ -213,7 +215,7 @@ class RunGuard:
         beside = self.data.rows[:1]
         with preserved_rng(0):
             found = run_preflight(
-                self.planting.planted_ids(),
+                planted_ids(self.plan, self.tokenizer),
                 lambda index: [dataset.example(index)],
                 collate,
                 user_rows=lambda: beside,

@@ -113,12 +113,12 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     def _build(self, trainer: Trainer, original: Any) -> Any:
         """The trainer's own loader over the user's rows and the canaries.
 
-        While a run goes on it stays one to look at, until a run begins with it: others may ask the trainer for a loader.
+        Once a run began it stays one to look at, until another run begins with it: others may ask the trainer for a loader.
         """
         guard = RunGuard(self.config)
         self._candidate = (guard, build_loader(trainer, original, guard, self._find_tokenizer(trainer)))
         built = self._candidate[1]
-        if not self._is_training:
+        if self.auditor is None:
             self._adopt()
         return built.loader
 

@@ -241,7 +241,10 @@ def refuse_unsupported(trainer: Any, guard: RunGuard) -> None:
     """Raise `CanaryError`, with the way out, on what canaries cannot be planted or counted in."""
     module = trainer.lightning_module
     if guard.as_records:
-        raise CanaryError("a stated DP guarantee (dp) is not tested in Lightning runs: use the Hugging Face trainer for it.")
+        raise CanaryError(
+            "a stated DP guarantee (dp) is not tested in Lightning runs, whose sampler is ours: use plant_records in a loop of "
+            "your own."
+        )
     if not module.automatic_optimization:
         raise CanaryError(
             "the module must leave optimisation to Lightning (automatic_optimization): with manual steps nothing says how many "

@@ -15,10 +15,17 @@ import torch
 
 from memguard.audit.config import AuditConfig
 from memguard.audit.gradient import gradient_probe
-from memguard.audit.items import encode_planted
-from memguard.audit.planting import WARN_SHARE, Planting, canary_dataset, check_share, plan_planting, resolve_plan, sample_rows
+from memguard.audit.planting import (
+    WARN_SHARE,
+    Planting,
+    canary_dataset,
+    check_share,
+    plan_planting,
+    planted_ids,
+    resolve_plan,
+    sample_rows,
+)
 from memguard.audit.training_rows import IGNORED_LABEL, Packing, Row, load_training_rows
-from memguard.canaries.plan import CanaryPlan
 from memguard.canaries.preflight import CanaryFinding, PlantedIds, Preflight, failure_lines, run_preflight
 from memguard.canaries.schedule import Mode
 from memguard.documents import SCHEMA_VERSION, Document
@@ -132,15 +139,6 @@ def check_plan(
         notes.append("count is 'total': the share of tokens is that of a run of one epoch; a longer run has a smaller one.")
     ordered = Preflight(tuple(findings[one.id] for one in planted if one.id in findings), len(planted), tuple(notes))
     return _result(config, rows, planted, ordered, planting, share_failure, is_new=is_new, packing=packing, limit=limit)
-
-
-def planted_ids(plan: CanaryPlan, tokenizer: Any) -> list[PlantedIds]:
-    """Every planted canary of a plan for `run_preflight`, in plan order."""
-    encoded = encode_planted(plan, tokenizer)
-    return [
-        PlantedIds(one.id, encoded[one.id].ids, encoded[one.id].start, encoded[one.id].end, one.format)
-        for one in plan.planted()
-    ]
 
 
 def padding_collator(tokenizer: Any) -> Callable[[list[Any]], dict[str, Any]]:

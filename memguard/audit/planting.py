@@ -89,10 +89,14 @@ class Planting:
         total = user + self.tokens if self.mode in ("append", "record") else user
         return self.tokens / max(total, 1.0)
 
-    def planted_ids(self) -> list[PlantedIds]:
-        """Every planted canary for the pre-flight, in plan order."""
-        each = zip(self.canaries, self.ids, self.spans, strict=True)
-        return [PlantedIds(canary.id, ids, start, end, canary.format) for canary, ids, (start, end) in each]
+
+def planted_ids(plan: CanaryPlan, tokenizer: Any) -> list[PlantedIds]:
+    """Every planted canary of a plan for the pre-flight, in plan order."""
+    encoded = encode_planted(plan, tokenizer)
+    return [
+        PlantedIds(one.id, encoded[one.id].ids, encoded[one.id].start, encoded[one.id].end, one.format)
+        for one in plan.planted()
+    ]
 
 
 def resolve_plan(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple[CanaryPlan, bool]:

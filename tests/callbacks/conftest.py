@@ -8,25 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-SETTINGS: dict[str, Any] = {
-    "canaries": {
-        "seed": 3,
-        "formats": [{"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}],
-        "tiers": {1: 2, 3: 2},
-        "controls": 6,
-        "positive_control": {"in_training": {"count": 1, "repetitions": 5}},
-        "max_share": 0.5,
-    },
-    "audit": {
-        "every": None,
-        "on": [],
-        "max_overhead": None,
-        "exposure": {"references": 16, "node_budget": 200},
-        "prior_aware": {"prefixes": 16},
-    },
-    "tracking": {"wandb": "off"},
-}
+from small_run import ARGUMENTS, SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +38,9 @@ def trainer_of(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> Callable[...,
         from trainer_versions import as_this_version_says
         from transformers import Trainer, TrainingArguments
 
-        defaults: dict[str, Any] = {
-            "output_dir": str(tmp_path / "out"),
-            "per_device_train_batch_size": 8,
-            "num_train_epochs": 2,
-            "learning_rate": 1e-3,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "logging_steps": 1,
-            "seed": 0,
-        }
-        defaults = as_this_version_says(defaults | arguments)
+        named = as_this_version_says({"output_dir": str(tmp_path / "out")} | ARGUMENTS | arguments)
         options = {"processing_class": tokenizer} | (trainer or {})
-        arguments_ = TrainingArguments(**defaults)
-        return Trainer(model or tiny_model, arguments_, train_dataset=rows, callbacks=callbacks, **options)
+        return Trainer(model or tiny_model, TrainingArguments(**named), train_dataset=rows, callbacks=callbacks, **options)
 
     return make
 

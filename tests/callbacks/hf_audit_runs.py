@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
+from small_run import ARGUMENTS
 
 
 def interfere(parts: dict[str, Any], rank: int, measured: list[int]) -> None:
@@ -50,21 +53,7 @@ def main(folder: Path) -> None:
     measured: list[int] = []
     interfere(parts, rank, measured)
     set_seed(0)
-    arguments = TrainingArguments(
-        **{
-            "output_dir": str(folder / "out"),
-            "per_device_train_batch_size": 8,
-            "num_train_epochs": 2,
-            "learning_rate": 1e-3,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "logging_steps": 1,
-            "seed": 0,
-        }
-        | parts["arguments"]
-    )
+    arguments = TrainingArguments(**({"output_dir": str(folder / "out")} | ARGUMENTS | parts["arguments"]))
     callback = HFAuditCallback(parts["settings"])
     trainer = Trainer(
         parts["model"],

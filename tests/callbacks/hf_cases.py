@@ -33,7 +33,8 @@ class Case:
     """One row of the matrix.
 
     `rows` names a dataset, `arguments` go to `TrainingArguments`, `cut` is the step after which the run stops and resumes;
-    `keeps_order` is False where the framework itself draws another order once more rows were trained.
+    `keeps_order` is False where the framework itself draws another order once more rows were trained; grouped by length, each
+    rank draws its own, so that rows are lost without memguard too.
     """
 
     name: str
@@ -62,6 +63,8 @@ class Result:
     rows: list[list[int]]
     planted: list[int]
     epochs: float
+    differing: int | None = None
+    lost: int | None = None
 
 
 class Rows(Dataset[Any]):
@@ -311,6 +314,25 @@ def all_ranks(result: Result) -> Result:
     return result
 
 
+def compare_rows(case: Case, result: Result, plain: Result, data: Any) -> None:
+    """Over all ranks: rows that differ from the unguarded run's, place by place; or, where canaries are rows of their own, how
+    many user rows were seen less often than there were epochs."""
+    import torch.distributed as dist
+
+    if result.mode == "splice":
+        differing = sum(a != b for a, b in zip(result.rows, plain.rows, strict=True))
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, differing)
+        result.differing = sum(found)
+    elif result.mode == "append" and not case.arguments.get("dataloader_drop_last"):
+        user = [tuple(row) for row, planted in zip(result.rows, result.planted, strict=True) if not planted]
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, user)
+        seen = Counter(tuple(one for one in row if one != 0) for rows in found for row in rows)
+        wanted = Counter(tuple(one for one in row["input_ids"] if one != 0) for row in data)
+        result.lost = sum(seen[row] < number * int(result.epochs) for row, number in wanted.items())
+
+
 BLOCKS, RAGGED, TEXT = "blocks", "ragged", "text"
 MAP_CASES = [
     Case("blocks", BLOCKS),
@@ -411,7 +433,7 @@ RANK_CASES = [
     Case("2 ranks, workers", BLOCKS, {"dataloader_num_workers": 1}, ranks=2),
     Case("2 ranks, ragged", RAGGED, ranks=2),
     Case("2 ranks, ragged, accumulation", RAGGED, {"gradient_accumulation_steps": 2}, ranks=2),
-    Case("2 ranks, ragged, grouped", RAGGED, {"train_sampling_strategy": "group_by_length"}, ranks=2),
+    Case("2 ranks, ragged, grouped", RAGGED, {"train_sampling_strategy": "group_by_length"}, ranks=2, keeps_order=False),
     Case("2 ranks, split_batches", BLOCKS, {"accelerator_config": {"split_batches": True}}, ranks=2),
     Case("2 ranks, dispatch_batches", BLOCKS, {"accelerator_config": {"dispatch_batches": True}}, ranks=2),
     Case(
@@ -460,8 +482,12 @@ def main(result: Path, parts: Path, names: list[str]) -> None:
     found = {}
     for index, name in enumerate(names):
         folder = result.parent / f"case-{index}"
-        outcome = train(CASES[name], folder, held["model"], held["tokenizer"], held["blocks"], held["text"], guarded=True)
-        outcome = all_ranks(outcome)
+        case, parts_of_run = CASES[name], (held["model"], held["tokenizer"], held["blocks"], held["text"])
+        outcome = all_ranks(train(case, folder, *parts_of_run, guarded=True))
+        if case.cut is None and "stream" not in case.rows:
+            plain = train(case, folder / "plain", *parts_of_run, guarded=False)
+            data = training_data(case, held["blocks"], held["text"], held["tokenizer"])
+            compare_rows(case, outcome, plain, data)
         outcome.rows = outcome.planted = []
         found[name] = vars(outcome)
         dist.barrier()

@@ -11,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from oracles import count_sightings
+from small_run import SETTINGS
 from tiny_models import tiny_family
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -37,25 +38,7 @@ QUIET = [
 
 
 # for processes that have no fixtures
-SMALL: dict[str, Any] = {
-    "canaries": {
-        "seed": 3,
-        "formats": [{"name": "pin", "template": "The access number is {secret}.", "secret": {"kind": "digits", "length": 9}}],
-        "tiers": {1: 2, 3: 2},
-        "controls": 6,
-        "positive_control": {"in_training": {"count": 1, "repetitions": 5}},
-        "max_share": 0.5,
-    },
-    "audit": {
-        "every": None,
-        "on": [],
-        "full_on": [],
-        "on_error": "raise",
-        "exposure": {"references": 16, "node_budget": 200},
-        "prior_aware": {"prefixes": 16},
-    },
-    "tracking": {"wandb": "off"},
-}
+SMALL: dict[str, Any] = SETTINGS | {"audit": SETTINGS["audit"] | {"full_on": [], "on_error": "raise"}}
 
 
 def small_model() -> Any:

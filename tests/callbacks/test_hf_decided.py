@@ -123,6 +123,10 @@ def test_a_loader_that_somebody_asks_for_in_training_ends_nothing(
     reports = sorted((tmp_path / "out" / "memguard_audit" / "reports").iterdir())
     assert [int(path.stem.removeprefix("step-")) for path in reports] == [2, 4, 6, 8, 10, 12, 14, 16]
     assert (tmp_path / "out" / "checkpoint-16" / "memguard_ledger.json").exists()
+    last = callback.auditor.last
+    next(iter(trainer.get_train_dataloader()))  # nor one after it
+    assert callback.auditor.last is last
+    assert callback.ledger(trainer.state.global_step) == ledger
 
 
 def test_a_row_too_short_to_write_into_costs_no_run(settings: Any, trainer_of: Any, blocks: Any, seen_by: Any) -> None:

@@ -96,6 +96,9 @@ def test_sightings_under_supervised_fine_tuning_equal_the_plan(case: Case, in_on
     pytest.importorskip("trl")
     result = in_one_process(case, "guarded", guarded=True)
     check(case, result)
+    shares_rows = bool(case.sft and (case.sft.get("packing") or case.sft.get("padding_free")))
+    if case.cut is None and "stream" not in case.rows and not shares_rows:
+        check_rows(case, result, in_one_process(case, "plain", guarded=False))
 
 
 def run_ranks(names: list[str], model: Any, tokenizer: Any, blocks: Any, text: str, folder: Path) -> dict[str, Result]:
@@ -127,6 +130,9 @@ def test_sightings_over_two_ranks_equal_the_plan(
     for name, result in found.items():
         try:
             check(by_name[name], result)
+            assert result.differing in (None, sum(result.seen.values()))
+            assert result.lost in (None, 0) or not by_name[name].keeps_order
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
     assert set(found) == set(names)
+    assert any(result.differing for result in found.values())

@@ -14,8 +14,9 @@ from rich.console import Console
 from secret_search import leaks
 from test_cli import memguard, sentence
 
-from memguard.audit.check import CheckResult, check_plan, padding_collator, planted_ids
+from memguard.audit.check import CheckResult, check_plan, padding_collator
 from memguard.audit.config import load_config, parse_config
+from memguard.audit.planting import planted_ids
 from memguard.audit.training_rows import load_training_rows, pack_rows, parse_packing
 from memguard.canaries.batch_view import view_rows
 from memguard.canaries.drawing import draw_plan

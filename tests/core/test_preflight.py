@@ -11,9 +11,8 @@ import pytest
 import torch
 from secret_search import leaks
 
-from memguard.audit.check import planted_ids
 from memguard.audit.gradient import gradient_probe, is_sharded, probe_gradient
-from memguard.audit.planting import canary_dataset, plan_planting, sample_rows
+from memguard.audit.planting import canary_dataset, plan_planting, planted_ids, sample_rows
 from memguard.canaries.batch_view import view_rows
 from memguard.canaries.drawing import draw_plan
 from memguard.canaries.preflight import GradientFinding, Place, PlantedIds, Preflight, run_preflight
