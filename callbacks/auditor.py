@@ -87,7 +87,7 @@ class Auditor:
         self.interval = steps_between(config.audit.every, steps_per_epoch)
         if config.gate is not None and config.gate.push == "gated" and not can_veto_push:
             raise InputError("gate.push must be always where the trainer does not ask before it pushes, got gated.")
-        self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit, dp=config.dp)
+        self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit, dp=config.dp, defence=config.defence)
         self.sources = jointly(self.team, "sources", lambda: load_sources(config.audit, tokenizer, prior=prior))
         settings = config.gate
         self.gate = on_first(self.team, "gate", lambda: RunGate(settings) if settings is not None else None)
@@ -251,7 +251,10 @@ class Auditor:
             if sharded or not saved_weights_match(checkpoint, model):
                 notice = "the saved weights are not those in training (adapter, average, sharded save): audit the checkpoint."
                 return live.model_copy(update={"notice": notice})
-            return live.model_copy(update={"kind": "checkpoint", "digest": checkpoint_digest(checkpoint)})
+            try:
+                return live.model_copy(update={"kind": "checkpoint", "digest": checkpoint_digest(checkpoint)})
+            except InputError:  # such as a link that leads nowhere: the figures stand all the same
+                return live.model_copy(update={"notice": "what was saved has no digest: audit the checkpoint to see why."})
 
         return on_first(self.team, "subject", look)
 

@@ -28,7 +28,7 @@ class RunGate:
     def __init__(self, settings: GateSettings) -> None:
         self.settings = settings
         policy = settings.policy
-        self._policy = load_policy(str(policy) if str(policy) in ("default", "strict") else policy)
+        self._policy = load_policy(policy)
         self._baseline = load_baseline(settings.baseline) if settings.baseline is not None else None
         self._num_looks = 0
         self._passed: set[str] = set()

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from memguard.audit.report import AuditReport, Decision, TrendPoint, load_report
 from memguard.audit.start import START_NAME
-from memguard.errors import InputError
+from memguard.errors import EvidenceError, InputError
 from memguard.files import write_text_atomic
 from memguard.reporting.html import render_html
 from memguard.reporting.jsonl_tracker import JsonlTracker, read_history
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 REPORT, DECISION, PAGE, HISTORY = "report.json", "decision.json", "report.html", "history.jsonl"
 BESIDE = "memguard_audit"
+UNUSABLE = (InputError, EvidenceError)  # a report of another version, or one that was changed
 ASIDE = "superseded"
 
 
@@ -84,7 +85,7 @@ class RunFiles:
         for path in sorted((self.output / "reports").glob("step-*.json")):
             number = re.fullmatch(r"step-(\d+)", path.stem)
             if number is not None and int(number[1]) not in listed:
-                with contextlib.suppress(InputError):  # a report of another version
+                with contextlib.suppress(*UNUSABLE):
                     self.history.log(load_report(path))
 
     def _rewrite(self, kept: Sequence[dict[str, Any]], dropped: Sequence[dict[str, Any]]) -> None:
@@ -102,7 +103,7 @@ class RunFiles:
         """What the latest audit of the earlier part took; a full one only where there is no other."""
         seconds = None
         for path in sorted((self.output / "reports").glob("step-*.json"), reverse=True)[:4]:
-            with contextlib.suppress(InputError):
+            with contextlib.suppress(*UNUSABLE):
                 report = load_report(path)
                 if report.status == "valid" and not report.is_full:
                     return report.duration_s
@@ -150,7 +151,7 @@ class RunFiles:
         """Whether a full report lies beside a checkpoint."""
         try:
             return load_report(checkpoint / BESIDE / REPORT).is_full
-        except InputError:
+        except UNUSABLE:
             return False
 
     def write_page(self, report: AuditReport, decision: Decision | None) -> None:
@@ -195,7 +196,7 @@ def _save_or_remove(path: Path, decision: Decision | None) -> None:
 def _step_of(path: Path) -> int | None:
     try:
         return load_report(path).subject.global_step
-    except InputError:
+    except UNUSABLE:
         return None
 
 

@@ -12,16 +12,17 @@ from typing import Literal
 from pydantic import Field
 
 from memguard.audit.report import AuditReport, Decision, RuleResult, load_report
-from memguard.documents import SCHEMA_VERSION, Document, document_digest, load_document
+from memguard.documents import SCHEMA_VERSION, Document, document_digest, load_document, sealed_json
 from memguard.errors import EvidenceError, InputError
 from memguard.files import read_json, write_text_atomic
 from memguard.gates.judged import is_scored
 from memguard.gates.policy import Policy
 from memguard.gates.wording import clip, quoted
 
-KEPT_RUNS = 5
+KEPT_RUNS = 8
 BARE_REPORT = "a bare report that nobody accepted"
-COMPARED = ("dtype", "autocast", "references", "references_per_name", "reference_seed", "score")
+COMPARED = ("dtype", "autocast", "references", "references_per_name", "score")
+Comparable = Literal["plan", "design"]
 
 __all__ = ["AcceptedRun", "Baseline", "accept", "comparability", "document_digest", "load_baseline"]
 
@@ -38,11 +39,20 @@ class AcceptedRun(Document):
 
 
 class Baseline(Document):
-    """Accepted runs, oldest first; the last one is what a candidate is compared with."""
+    """Accepted runs, oldest first; the last one is what a candidate is compared with, the anchor what it may not drift from."""
 
     kind: Literal["memguard baseline"] = "memguard baseline"
     schema_version: int = SCHEMA_VERSION
     runs: list[AcceptedRun] = Field(min_length=1)
+    anchor: AcceptedRun | None = Field(
+        default=None, description="a run that stays when older ones go: the first accepted one, until another is pinned"
+    )
+
+    @property
+    def all_runs(self) -> list[AcceptedRun]:
+        """The anchor where it is none of the kept runs, and the runs, oldest first."""
+        kept = {run.report_digest for run in self.runs}
+        return [*([self.anchor] if self.anchor is not None and self.anchor.report_digest not in kept else []), *self.runs]
 
     @property
     def newest(self) -> AcceptedRun:
@@ -52,7 +62,7 @@ class Baseline(Document):
     @property
     def accepted(self) -> bool:
         """Whether somebody accepted every run."""
-        return all(run.accepted_by for run in self.runs)
+        return all(run.accepted_by for run in self.all_runs)
 
     @property
     def notice(self) -> str | None:
@@ -73,18 +83,19 @@ def load_baseline(path: Path | str) -> Baseline:
         The baseline; one of a bare report has `accepted` false and a `notice`.
 
     Raises:
-        InputError: the file cannot be read, or a report in it is not the one that was accepted.
+        InputError: the file cannot be read.
+        EvidenceError: the file was changed after it was written, or a report in it is not the one that was accepted.
     """
     path = Path(path)
     data = read_json(path, what="baseline")
     if isinstance(data, dict) and data.get("kind") == "memguard audit report":
         report = load_report(path)
         return Baseline(runs=[AcceptedRun(report=report, report_digest=document_digest(report))])
-    baseline = load_document(path, Baseline, what="baseline")
+    baseline = load_document(path, Baseline, what="baseline", sealed=True)
     if not baseline.accepted:
         raise InputError(f"baseline '{path.name}' holds a run that nobody accepted. Write it with `memguard gate --accept`.")
-    if any(document_digest(run.report) != run.report_digest for run in baseline.runs):
-        raise InputError(f"baseline '{path.name}' holds a report that was changed after it was accepted.")
+    if any(document_digest(run.report) != run.report_digest for run in baseline.all_runs):
+        raise EvidenceError(f"baseline '{path.name}' holds a report that was changed after it was accepted.")
     return baseline
 
 
@@ -96,6 +107,7 @@ def accept(
     *,
     by: str,
     reason: str,
+    pin: bool = False,
     now: datetime.datetime | None = None,
 ) -> Baseline:
     """Write a report into a baseline: what later candidates must not be worse than.
@@ -106,9 +118,10 @@ def accept(
         report: the audit to accept.
         policy: the policy it was decided by.
         decision: the decision on this report by this policy.
-        path: the baseline; made when missing, else the report is added and the last five are kept.
+        path: the baseline; made when missing, else the report is added and the last eight are kept.
         by: who accepts.
         reason: why.
+        pin: make this report the anchor; the first accepted one is it otherwise.
         now: the time to write down, UTC; the clock's when None.
 
     Returns:
@@ -120,7 +133,8 @@ def accept(
     """
     texts = {what: _one_line(what, text) for what, text in (("by", by), ("reason", reason))}
     _check_decision(report, policy, decision, first=not path.exists())
-    kept = load_baseline(path).runs if path.exists() else []
+    old = load_baseline(path) if path.exists() else None
+    kept = old.runs if old is not None else []
     digest = document_digest(report)
     if kept and not kept[-1].accepted_by:
         raise InputError(f"'{path.name}' is {BARE_REPORT}, not a baseline. Give the baseline a name of its own.")
@@ -135,8 +149,9 @@ def accept(
         accepted_at=moment.isoformat(timespec="seconds"),
         waived=[rule.name for rule in decision.rules if rule.outcome == "waived"],
     )
-    baseline = Baseline(runs=[*kept, run][-KEPT_RUNS:])
-    write_text_atomic(path, baseline.model_dump_json(indent=1) + "\n")
+    anchor = run if pin or old is None else old.anchor or kept[0]
+    baseline = Baseline(runs=[*kept, run][-KEPT_RUNS:], anchor=anchor)
+    write_text_atomic(path, sealed_json(baseline))
     return baseline
 
 
@@ -174,27 +189,40 @@ def _lacks_baseline(result: RuleResult) -> bool:
     return result.kind == "baseline" and result.outcome == "insufficient evidence"
 
 
-def comparability(report: AuditReport, baseline_report: AuditReport) -> list[str]:
+def is_paired(report: AuditReport, baseline_report: AuditReport) -> bool:
+    """Whether the two reports are of one plan, so that their canaries are the same ones."""
+    return report.plan.digest == baseline_report.plan.digest
+
+
+def comparability(report: AuditReport, baseline_report: AuditReport, *, comparable: Comparable = "plan") -> list[str]:
     """Why two reports do not compare, one phrase each; empty when they do.
 
     Args:
         report: the candidate.
         baseline_report: what it would be compared with.
+        comparable: plan: only the same canaries compare; design: fresh secrets of the same formats, templates and tiers too.
 
     Returns:
-        Differences in plan, tokenizer, procedure and canaries, and what makes the baseline no evidence. The tie tolerance
-        is measured anew in every audit and does not count.
+        Differences in plan or design, tokenizer, procedure and canaries, and what makes the baseline no evidence. The tie
+        tolerance is measured anew in every audit and does not count.
     """
-    differences = []
-    if report.plan.digest != baseline_report.plan.digest:
+    differences, paired = [], is_paired(report, baseline_report)
+    if not paired and comparable == "plan":
         differences.append("the plan differs")
+    elif not paired and report.plan.design_digest is None:
+        differences.append("the report does not name the design of its plan: audit again")
+    elif not paired and report.plan.design_digest != baseline_report.plan.design_digest:
+        differences.append("the design of the plan differs (formats, templates or tiers)")
     if report.tokenizer_digest != baseline_report.tokenizer_digest:
         differences.append("the tokenizer differs")
     for field in COMPARED:
         new, old = getattr(report.procedure, field), getattr(baseline_report.procedure, field)
         if new != old:
             differences.append(f"the procedure's {field} differs ({clip(str(new), 30)}, baseline {clip(str(old), 30)})")
-    return differences + _row_differences(report, baseline_report) + _faults(baseline_report)
+    if paired and report.procedure.reference_seed != baseline_report.procedure.reference_seed:
+        differences.append("the procedure's reference_seed differs")
+    rows = _row_differences(report, baseline_report) if paired or comparable == "plan" else []
+    return differences + rows + _faults(baseline_report)
 
 
 def _row_differences(report: AuditReport, baseline_report: AuditReport) -> list[str]:

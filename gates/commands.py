@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memguard.audit.report import Decision, load_report
+from memguard.audit.report import Decision
 from memguard.errors import InputError
 from memguard.gates.baseline import accept as accept_report
-from memguard.gates.baseline import load_baseline
 from memguard.gates.decision import decide
-from memguard.gates.policy import load_policy
+from memguard.gates.promotion_inputs import load_inputs
 from memguard.gates.terminal import format_decision
 
 __all__ = ["format_decision", "gate_report"]
@@ -25,6 +24,8 @@ def gate_report(
     accept: Path | None = None,
     by: str | None = None,
     reason: str | None = None,
+    pin: bool = False,
+    require_signature: Path | None = None,
     output: Path | None = None,
     write: bool = True,
     attempts: int = 1,
@@ -41,6 +42,8 @@ def gate_report(
         accept: the baseline to write the report into; needs `by` and `reason`.
         by: who accepts.
         reason: why.
+        pin: make the accepted report the anchor that later ones may not drift from.
+        require_signature: public keys; report, baseline and a policy of one's own must each be signed by one of them.
         output: where the decision goes; `decision.json` beside the report when None.
         write: false writes no decision file.
         attempts: how often this plan met the gate; a strict policy divides alpha by it.
@@ -50,19 +53,22 @@ def gate_report(
 
     Raises:
         InputError: a file, key or argument cannot be used.
-        EvidenceError: the report may not be accepted; the decision is written all the same.
+        EvidenceError: a file was changed or is not signed; or the report may not be accepted: the decision is written all
+            the same.
     """
     report_path = Path(report_path)
     target = Path(output) if output is not None else report_path.with_name(DECISION_NAME)
     _check_arguments(report_path, target, baseline, accept, by, reason)
-    report, rules = load_report(report_path), load_policy(policy)
+    if pin and accept is None:
+        raise InputError("--anchor belongs to --accept BASELINE.")
     if baseline is None and accept is not None and accept.exists():
         baseline = accept
-    decision = decide(report, rules, load_baseline(baseline) if baseline is not None else None, attempts=attempts)
+    report, rules, accepted = load_inputs(report_path, policy, baseline, keys=require_signature)
+    decision = decide(report, rules, accepted, attempts=attempts)
     if write:
         decision.save(target)
     if accept is not None:
-        accept_report(report, rules, decision, accept, by=by or "", reason=reason or "")
+        accept_report(report, rules, decision, accept, by=by or "", reason=reason or "", pin=pin)
     return decision
 
 

@@ -12,11 +12,12 @@ from typing import Literal
 
 from memguard.audit.report import LIMITS, AuditReport, Decision, RuleResult
 from memguard.documents import document_digest
+from memguard.errors import EvidenceError
 from memguard.gates.baseline import Baseline
 from memguard.gates.evidence import check_evidence
-from memguard.gates.judged import judged_canaries
+from memguard.gates.judged import selected_canaries
 from memguard.gates.limit_rules import evaluate_limit
-from memguard.gates.policy import Policy, SignificanceRule, Waiver
+from memguard.gates.policy import Policy, Rule, SignificanceRule, Waiver
 from memguard.gates.significance_rules import evaluate_significance
 from memguard.gates.wording import count, sentence
 
@@ -55,13 +56,13 @@ def decide(
         raise ValueError(f"attempts must be at least 1, got {attempts}.")
     alpha = policy.alpha / attempts if policy.strict else policy.alpha
     day = today or datetime.datetime.now(datetime.timezone.utc).date()
-    judged = judged_canaries(report, policy)
-    evidence = check_evidence(report, policy, alpha=alpha)
-    tested = evaluate_significance(report, policy, judged, baseline, alpha=alpha)
+    evidence = check_evidence(report, policy, alpha=alpha, today=day)
+    tested = evaluate_significance(report, policy, baseline, alpha=alpha)
     rules = []
     for rule in policy.rules:
-        result = tested[rule.name] if isinstance(rule, SignificanceRule) else evaluate_limit(rule, report, judged)
-        rules.append(_apply_waivers(result, [waiver for waiver in policy.waivers if waiver.rule == rule.name], day))
+        result = tested.get(rule.name) or _evaluate(rule, report, policy, baseline)
+        waivers = [waiver for waiver in policy.waivers if waiver.rule == rule.name]
+        rules.append(_apply_waivers(result, waivers, day, report))
     outcome, exit_code, reason = _conclude(evidence, rules, strict=policy.strict)
     return Decision(
         outcome=outcome,
@@ -79,21 +80,50 @@ def decide(
     )
 
 
-def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.date) -> RuleResult:
-    """A block becomes *waived* under a waiver that has not expired; every waiver is mentioned, used or not."""
+def _evaluate(rule: Rule, report: AuditReport, policy: Policy, baseline: Baseline | None) -> RuleResult:
+    """A limit, or the proof of an improvement: the rules that stand outside of the error budget."""
+    kind: Literal["limit", "test"] = "test" if isinstance(rule, SignificanceRule) else "limit"
+    try:
+        chosen = selected_canaries(report, policy, rule.select)
+    except EvidenceError as error:
+        return RuleResult(name=rule.name, kind=kind, outcome="invalid", reason=sentence(str(error)))
+    if isinstance(rule, SignificanceRule):
+        # Loaded here alone: its intervals need scipy.stats, and few policies have this rule.
+        from memguard.gates.improvement_rule import evaluate_improvement
+
+        return evaluate_improvement(rule, report, policy, chosen, baseline)
+    return evaluate_limit(rule, report, chosen)
+
+
+def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.date, report: AuditReport) -> RuleResult:
+    """A block becomes *waived* under waivers that have not expired and cover it; each is mentioned, used or not."""
     if not waivers:
         return result
     live = [waiver for waiver in waivers if waiver.expires >= day]
-    outcome = "waived" if result.outcome == "block" and live else result.outcome
+    is_waived = result.outcome == "block" and _covered(result, live, report)
     parts = [result.reason.rstrip(".")]
     for waiver in waivers:
+        who = f"{waiver.scope}of {waiver.owner}"
         if waiver.expires < day:
-            parts.append(f"the waiver of {waiver.owner} expired on {waiver.expires}")
-        elif outcome == "waived":
-            parts.append(f"waived by {waiver.owner} until {waiver.expires}: {waiver.reason}")
+            parts.append(f"the waiver {who} expired on {waiver.expires}")
+        elif is_waived:
+            parts.append(f"waived {waiver.scope}by {waiver.owner} until {waiver.expires}: {waiver.reason}")
+        elif result.outcome == "block":
+            parts.append(f"the waiver {who} until {waiver.expires} does not cover all that failed")
         else:
-            parts.append(f"the waiver of {waiver.owner} until {waiver.expires} was not used")
+            parts.append(f"the waiver {who} until {waiver.expires} was not used")
+    outcome = "waived" if is_waived else result.outcome
     return result.model_copy(update={"outcome": outcome, "reason": sentence("; ".join(parts))})
+
+
+def _covered(result: RuleResult, live: Sequence[Waiver], report: AuditReport) -> bool:
+    """Whether waivers cover the whole rule, or every canary that fails it."""
+    if any(not waiver.scope for waiver in live):
+        return True
+    tiers = {row.id: row.repetitions for row in report.canaries}
+    canaries, waived_tiers = {waiver.canary for waiver in live}, {waiver.tier for waiver in live}
+    failing = result.canaries
+    return bool(live and failing) and all(one in canaries or tiers[one] in waived_tiers for one in failing)
 
 
 def _is_no_evidence(result: RuleResult) -> bool:

@@ -6,6 +6,7 @@ the ledger shows that the canaries were trained on. Source: statistics specifica
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 from memguard.audit.report import AuditReport, CanaryRow, ControlTest, RuleOutcome, RuleResult
@@ -14,18 +15,20 @@ from memguard.gates.policy import Policy
 from memguard.gates.wording import clip, count, quoted, sentence
 
 CONTROLS_SHARE = 0.1  # of alpha, over both tests of every format
+START_SHARE = 0.1  # of alpha, over both tests before training
 POSITIVE_CONTROL_P = 1e-3
 
 Figures = dict[str, float | int | str | None]
 
 
-def check_evidence(report: AuditReport, policy: Policy, *, alpha: float) -> list[RuleResult]:
+def check_evidence(report: AuditReport, policy: Policy, *, alpha: float, today: datetime.date) -> list[RuleResult]:
     """Every evidence requirement with its outcome: pass, invalid, or warn where the policy does not ask for it.
 
     Args:
         report: the audit.
         policy: says which requirements hold.
         alpha: family error rate in force, 0..1.
+        today: the day on which the audit must not be stale, UTC.
 
     Returns:
         One result a requirement, always in the same order.
@@ -46,6 +49,10 @@ def check_evidence(report: AuditReport, policy: Policy, *, alpha: float) -> list
         _ledger(report, judged, exact=needs.ledger_exact),
         _enough_canaries(report, judged, needs.min_canaries),
         _secrets_are_fresh(report) if needs.fresh_secrets else _not_asked("secrets are fresh", "fresh_secrets"),
+        _unknown_before_training(report, alpha, is_required=needs.start_audit == "required"),
+        _is_recent(report, needs.max_age_days, today),
+        _defence_is_tested(report, policy),
+        _policy_can_block(policy),
     ]
 
 
@@ -229,3 +236,65 @@ def _secrets_are_fresh(report: AuditReport) -> RuleResult:
         ["the plan was drawn from a seed, so its secrets can be drawn again by anyone"] if report.plan.reproducible else []
     )
     return _result("secrets are fresh", problems, "the secrets were drawn from the operating system's randomness")
+
+
+def _unknown_before_training(report: AuditReport, alpha: float, *, is_required: bool) -> RuleResult:
+    """A model that was trained on the plan before knows its canaries at step 0: nothing it shows then is this run's doing."""
+    name, found = "the canaries were new to the model", report.start_test
+    if found is None and not is_required:
+        reason = "Not checked: the model was not audited before training (audit.on: [start], or memguard audit --start)."
+        return RuleResult(name=name, kind="evidence", outcome="warn", reason=reason)
+    if found is None:
+        return _result(
+            name, ["the model was not audited before training: set audit.on: [start], or memguard audit --start"], ""
+        )
+    level = START_SHARE * alpha / 2
+    p_values = finite(found.pooled_p, found.max_p)
+    figures: Figures = {"pooled_p": found.pooled_p, "max_p": found.max_p, "level": level, "n": found.n}
+    if len(p_values) < 2 or not all(0.0 <= p <= 1.0 for p in p_values):
+        return _result(name, ["the test before training has no finite p-value"], "", {"level": level, "n": found.n})
+    known = min(p_values) < level
+    problems = (
+        ["these canaries were trained before; draw a fresh plan" + f" (p = {min(p_values):.2g} at step 0)"] if known else []
+    )
+    fine = f"{found.n} canaries look like chance before training: smallest p {min(p_values):.2g}, level {level:.2g}"
+    return _result(name, problems, fine, figures)
+
+
+def _is_recent(report: AuditReport, max_age_days: int | None, today: datetime.date) -> RuleResult:
+    name = "the audit is recent"
+    try:
+        made = datetime.datetime.fromisoformat(report.created_at.replace("Z", "+00:00"))
+    except ValueError:
+        return _result(name, ["the audit does not say when it was made"], "")
+    age = (today - made.date()).days
+    problems = []
+    if age < -1:  # clocks of two machines may disagree by a day's edge
+        problems = [f"the audit is dated {-age} days in the future"]
+    elif max_age_days is not None and age > max_age_days:
+        problems = [f"the audit is stale: it was made {age} days ago, and the policy takes {max_age_days}; audit again"]
+    limit = f"at most {max_age_days} asked for" if max_age_days is not None else "the policy sets no limit"
+    return _result(name, problems, f"made {count(max(age, 0), 'day')} ago, {limit}", {"age_days": age})
+
+
+def _defence_is_tested(report: AuditReport, policy: Policy) -> RuleResult:
+    name = "a declared defence is put to the test"
+    if report.defence is None:
+        return _result(name, [], "the run declares no defence")
+    tested = any(getattr(rule, "test", None) == "exposure.improves_on_baseline" for rule in policy.rules)
+    what = clip(report.defence, 60)
+    problems = (
+        []
+        if tested
+        else [
+            f"the run declares the defence '{what}', and no rule asks for its proof: add the test exposure.improves_on_baseline"
+        ]
+    )
+    return _result(name, problems, f"the run declares the defence '{what}', and a rule asks for its proof")
+
+
+def _policy_can_block(policy: Policy) -> RuleResult:
+    """A gate that could never stop a release shows nothing by letting one pass."""
+    blocking = [rule.name for rule in policy.rules if rule.severity == "block"]
+    problems = [] if blocking else ["no rule of the policy has the severity block, so nothing could stop a release"]
+    return _result("the policy can block", problems, f"{count(len(blocking), 'rule')} can block")

@@ -9,7 +9,7 @@ import numpy as np
 
 from memguard.audit.report import RANK_METHODS, AuditReport, CanaryRow
 from memguard.errors import EvidenceError
-from memguard.gates.policy import Policy
+from memguard.gates.policy import Policy, Selection
 from memguard.gates.wording import quoted
 from memguard.metrics.family import FamilyGroup
 
@@ -18,6 +18,35 @@ def judged_canaries(report: AuditReport, policy: Policy) -> list[CanaryRow]:
     """Planted canaries repeated up to `judged_tiers.max_repetitions`; no control and no positive control."""
     most = policy.judged_tiers.max_repetitions
     return [row for row in report.canaries if row.role == "canary" and row.repetitions <= most]
+
+
+def selected_canaries(report: AuditReport, policy: Policy, select: Selection | None) -> list[CanaryRow]:
+    """The canaries that one rule looks at: the judged ones, or those it selects. A tier it names is judged however high.
+
+    Raises:
+        EvidenceError: a format, tier or canary that the report does not have, or nothing in common between them.
+    """
+    if select is None:
+        return judged_canaries(report, policy)
+    rows = [row for row in report.canaries if row.role == "canary"]
+    if select.tiers is None and select.canaries is None:
+        rows = judged_canaries(report, policy)
+    asked: list[tuple[str, Sequence[str | int] | None, str]] = [
+        ("format", select.formats, "format"),
+        ("tier", select.tiers, "repetitions"),
+        ("canary", select.canaries, "id"),
+    ]
+    for what, wanted, key in asked:
+        if wanted is None:
+            continue
+        known = {getattr(row, key) for row in report.canaries if row.role == "canary"}
+        lost = [str(one) for one in wanted if one not in known]
+        if lost:
+            raise EvidenceError(f"the rule selects the {what} {quoted(lost)}, which no canary of the report has")
+        rows = [row for row in rows if getattr(row, key) in wanted]
+    if not rows:
+        raise EvidenceError("the rule selects formats, tiers and canaries that no canary has together")
+    return rows
 
 
 def finite(*values: float | None) -> list[float]:

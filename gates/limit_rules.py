@@ -58,6 +58,7 @@ def evaluate_limit(rule: LimitRule, report: AuditReport, judged: Sequence[Canary
         "max": rule.max,
         "largest_low": max(bound.low for bound in bounds),
         "largest_high": max(bound.high for bound in bounds),
+        "margin": rule.max - max(bound.high for bound in bounds),
         "n": len(bounds),
     }
     if rule.field == "exposure.bits":

@@ -21,7 +21,6 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -32,14 +31,21 @@ from memguard.gates.policy_errors import describe_policy_error
 from memguard.gates.wording import clip
 
 POLICY_VERSION = 1
-BUILT_IN = ("default", "strict")
+BUILT_IN = ("default", "strict", "finetune", "private")
 
 LimitField = Literal[
     "extraction.count", "exposure.bits", "exposure.mean_bits", "ledger.token_share", "records.greedy_share", "membership.auroc"
 ]
-TestName = Literal["exposure.pooled", "exposure.max", "exposure.against_baseline", "privacy.stated_epsilon"]
+TestName = Literal[
+    "exposure.pooled",
+    "exposure.max",
+    "exposure.against_baseline",
+    "exposure.improves_on_baseline",
+    "privacy.stated_epsilon",
+]
 Severity = Literal["block", "warn"]
 
+OF_THE_WHOLE = ("ledger.token_share", "records.greedy_share", "membership.auroc", "privacy.stated_epsilon")
 SHARES = ("ledger.token_share", "records.greedy_share", "membership.auroc")
 EACH_OF_FIELD: dict[str, str | None] = {
     "extraction.count": None,
@@ -97,9 +103,29 @@ class EvidenceNeeds(PolicyPart):
     )
     ledger_exact: bool = Field(default=True, description="the ledger must be there and exact")
     min_canaries: int = Field(default=40, ge=1, description="judged canaries that reached the loss")
+    start_audit: Literal["if_measured", "required"] = Field(
+        default="if_measured", description="the canaries must not be known to the model before training"
+    )
+    max_age_days: int | None = Field(default=None, ge=1, description="an older audit is stale; null: none is")
     fresh_secrets: bool = Field(
         default=True, description="false: secrets drawn from a seed, which anyone could redraw, are accepted"
     )
+
+
+class Selection(PolicyPart):
+    """The canaries that one rule looks at; what is left out does not narrow. Tiers named here are judged however high."""
+
+    formats: list[Line] | None = Field(default=None, min_length=1, description="names of formats")
+    tiers: list[Annotated[int, Field(ge=1)]] | None = Field(
+        default=None, min_length=1, description="repetitions in force, in the plan's unit"
+    )
+    canaries: list[Line] | None = Field(default=None, min_length=1, description="ids of the plan")
+
+    @model_validator(mode="after")
+    def _narrows(self) -> Selection:
+        if self.formats is None and self.tiers is None and self.canaries is None:
+            raise ValueError("must name formats, tiers or canaries")
+        return self
 
 
 class LimitRule(PolicyPart):
@@ -109,6 +135,7 @@ class LimitRule(PolicyPart):
     field: LimitField
     max: float = Field(ge=0, allow_inf_nan=False)
     each: Literal["canary", "tier"] | None = None
+    select: Selection | None = Field(default=None, description="null: every judged canary")
     severity: Severity = "block"
 
     @model_validator(mode="after")
@@ -120,6 +147,10 @@ class LimitRule(PolicyPart):
             raise ValueError(
                 f"the field {self.field} needs 'each: {each}'" if each else f"the field {self.field} takes no 'each'"
             )
+        if self.select is not None and self.field in OF_THE_WHOLE:
+            raise ValueError(f"the field {self.field} is of the whole report and takes no 'select'")
+        if self.select is not None and self.select.canaries is not None and self.field == "exposure.mean_bits":
+            raise ValueError("the field exposure.mean_bits is of whole tiers; select formats or tiers")
         return self
 
 
@@ -131,12 +162,20 @@ class SignificanceRule(PolicyPart):
     tolerance_bits: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="against_baseline only; 0.5 if not given"
     )
+    bits: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="improves_on_baseline only: the fall of the mean to be shown"
+    )
+    select: Selection | None = Field(default=None, description="null: every judged canary")
     severity: Severity = "block"
 
     @model_validator(mode="after")
-    def _tolerance_fits_test(self) -> SignificanceRule:
+    def _keys_fit_test(self) -> SignificanceRule:
         if self.tolerance_bits is not None and self.test != "exposure.against_baseline":
             raise ValueError("tolerance_bits belongs to the test exposure.against_baseline alone")
+        if (self.bits is not None) != (self.test == "exposure.improves_on_baseline"):
+            raise ValueError("the test exposure.improves_on_baseline needs 'bits', and no other test takes it")
+        if self.select is not None and self.test in OF_THE_WHOLE:
+            raise ValueError(f"the test {self.test} is of the whole report and takes no 'select'")
         return self
 
     @property
@@ -155,12 +194,28 @@ Rule = Annotated[Annotated[LimitRule, Tag("limit")] | Annotated[SignificanceRule
 
 
 class Waiver(PolicyPart):
-    """A failing rule that somebody answers for, until a date. It is shown in every output."""
+    """A failing rule that somebody answers for, until a date. It is shown in every output.
+
+    With `canary` or `tier` it covers a limit for these canaries alone, and the rule passes only if nothing else fails it.
+    """
 
     rule: Line
+    canary: Line | None = Field(default=None, description="id of the canary it covers")
+    tier: int | None = Field(default=None, ge=1, description="the tier it covers, by repetitions in force")
     owner: Line
     reason: Line
     expires: Annotated[datetime.date, BeforeValidator(_date)] = Field(description="the last day on which it counts, UTC")
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> Waiver:
+        if self.canary is not None and self.tier is not None:
+            raise ValueError("a waiver covers a 'canary' or a 'tier', not both; write two")
+        return self
+
+    @property
+    def scope(self) -> str:
+        """What it covers, for a sentence; empty for the whole rule."""
+        return f"for canary '{self.canary}' " if self.canary else f"for tier {self.tier} " if self.tier else ""
 
 
 class Policy(PolicyPart):
@@ -175,20 +230,15 @@ class Policy(PolicyPart):
     version: Annotated[Literal[1], BeforeValidator(_whole_number)]
     alpha: float = Field(default=0.01, gt=0, le=0.1, description="rate of stopping a model that memorised nothing")
     judged_tiers: JudgedTiers = JudgedTiers()
-    comparable: Literal["plan"] = "plan"
+    comparable: Literal["plan", "design"] = Field(
+        default="plan", description="plan: the same canaries; design: also fresh secrets of the same formats and tiers"
+    )
     evidence: EvidenceNeeds = EvidenceNeeds()
     rules: list[Rule] = Field(min_length=1)
     strict: bool = Field(
         default=False, description="'not shown' is exit code 3 too, and alpha is divided by the number of attempts"
     )
     waivers: list[Waiver] = []
-
-    @field_validator("comparable", mode="before")
-    @classmethod
-    def _no_design(cls, value: object) -> object:
-        if value == "design":
-            raise ValueError("'design' is not implemented in this version; use plan")
-        return value
 
     @model_validator(mode="after")
     def _names_fit(self) -> Policy:
@@ -197,8 +247,12 @@ class Policy(PolicyPart):
         unknown = sorted({waiver.rule for waiver in self.waivers} - set(names))
         problems = [f"the rule name '{clip(name, 60)}' is used twice" for name in twice]
         problems += [f"a waiver names the rule '{clip(name, 60)}', which the policy does not have" for name in unknown]
-        if all(rule.severity == "warn" for rule in self.rules):
-            problems.append("at least one rule must have the severity block, or the gate could never stop a release")
+        limits = {rule.name for rule in self.rules if isinstance(rule, LimitRule) and rule.field not in OF_THE_WHOLE}
+        narrow = sorted({waiver.rule for waiver in self.waivers if waiver.scope and waiver.rule in names} - limits)
+        problems += [
+            f"a waiver of the rule '{clip(name, 60)}' covers the whole rule: only a limit on canaries can be waived in part"
+            for name in narrow
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -210,8 +264,15 @@ class Policy(PolicyPart):
 
     @property
     def block_tests(self) -> list[SignificanceRule]:
-        """The significance rules that share the error budget: those that can block."""
-        return [rule for rule in self.rules if isinstance(rule, SignificanceRule) and rule.severity == "block"]
+        """The significance rules that share the error budget: those that can block a model that memorised nothing by chance.
+
+        A proof of improvement is none of them: it is missing until it is shown.
+        """
+        return [
+            rule
+            for rule in self.rules
+            if isinstance(rule, SignificanceRule) and rule.severity == "block" and rule.test != "exposure.improves_on_baseline"
+        ]
 
 
 KNOWN_KEYS = {
@@ -221,6 +282,7 @@ KNOWN_KEYS = {
     "limit": list(LimitRule.model_fields),
     "test": list(SignificanceRule.model_fields),
     "waivers": list(Waiver.model_fields),
+    "select": list(Selection.model_fields),
 }
 
 
@@ -228,7 +290,7 @@ def load_policy(path: Path | str) -> Policy:
     """Read a policy from a YAML file, or one that comes with memguard by its name.
 
     Args:
-        path: a file, or `default` or `strict` (for a file of that name write its suffix or its folder).
+        path: a file, or `default`, `strict`, `finetune`, `private` (for a file of that name write its suffix or folder).
 
     Returns:
         The policy, every default filled in.

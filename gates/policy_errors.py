@@ -11,9 +11,6 @@ from memguard.gates.wording import clip
 
 MAX_FINDINGS = 8
 
-# Documented for later versions: named as such instead of as a typing mistake.
-NOT_IMPLEMENTED = {("waivers", "canary"), ("waivers", "tier")}
-
 SPECIAL = {
     ("test", "min"): "'min' is not accepted on a test: significance lives in the family 'alpha' alone",
     ("test", "max"): "'max' is not accepted on a test: significance lives in the family 'alpha' alone",
@@ -53,8 +50,6 @@ def _finding(kind: str, loc: tuple[int | str, ...], message: str, known_keys: Ma
 def _unknown_key(part: str, key: str, known: Sequence[str]) -> str:
     if (part, key) in SPECIAL:
         return SPECIAL[part, key]
-    if (part, key) in NOT_IMPLEMENTED:
-        return f"the key '{key}' is not implemented in this version"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     cure = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
     return f"the key '{clip(key, 40)}' is unknown ({cure})"

@@ -13,9 +13,8 @@ from memguard.audit.report import AuditReport, CanaryRow, RuleOutcome, RuleResul
 from memguard.errors import EvidenceError
 from memguard.gates.baseline import Baseline
 from memguard.gates.evidence import Figures
-from memguard.gates.judged import family_groups, sampled_bits
+from memguard.gates.judged import family_groups, sampled_bits, selected_canaries
 from memguard.gates.measured import Measured, Unmeasured
-from memguard.gates.paired_rule import measure_rise
 from memguard.gates.policy import Policy, SignificanceRule
 from memguard.gates.privacy_rule import measure_stated_epsilon
 from memguard.gates.resolution import (
@@ -25,6 +24,7 @@ from memguard.gates.resolution import (
     silent_formats,
     space_needed,
 )
+from memguard.gates.rise_rules import measure_rise
 from memguard.gates.wording import count, quoted, sentence
 from memguard.metrics.exposure import sampled_null_mean_bits
 from memguard.metrics.family import FamilyGroup, holm_rejections, max_test, pooled_test
@@ -38,20 +38,19 @@ class _Trial:
     """What every rule is measured on, and the level of the first step of Holm."""
 
     report: AuditReport
-    judged: Sequence[CanaryRow]
+    policy: Policy
     baseline: Baseline | None
     share: float
 
 
 def evaluate_significance(
-    report: AuditReport, policy: Policy, judged: Sequence[CanaryRow], baseline: Baseline | None, *, alpha: float
+    report: AuditReport, policy: Policy, baseline: Baseline | None, *, alpha: float
 ) -> dict[str, RuleResult]:
-    """Evaluate every significance rule of a policy.
+    """Evaluate every significance rule of a policy but the proof of an improvement, which takes no share of alpha.
 
     Args:
         report: the audit.
         policy: its rules; those that can block share the budget, those that warn are tested at one share each.
-        judged: the canaries that rules judge.
         baseline: what `exposure.against_baseline` compares with; None when there is none.
         alpha: family error rate in force, 0..1.
 
@@ -61,8 +60,9 @@ def evaluate_significance(
     Source: statistics specification, section 3.
     """
     budget, num_tests = RULES_SHARE * alpha, max(1, len(policy.block_tests))
-    trial = _Trial(report, judged, baseline, budget / num_tests)
-    rules = [rule for rule in policy.rules if isinstance(rule, SignificanceRule)]
+    trial = _Trial(report, policy, baseline, budget / num_tests)
+    tests = [rule for rule in policy.rules if isinstance(rule, SignificanceRule)]
+    rules = [rule for rule in tests if rule.test != "exposure.improves_on_baseline"]
     measured = {rule.name: _measure(rule, trial) for rule in rules}
     # A rule that was not measured stays in the count: it takes its share with it.
     p_values = [_p_of(measured[rule.name], trial.share) for rule in policy.block_tests]
@@ -78,24 +78,25 @@ def _measure(rule: SignificanceRule, trial: _Trial) -> Measured | Unmeasured:
     if rule.test == "privacy.stated_epsilon":
         return measure_stated_epsilon(trial.report, share=trial.share)
     try:
-        groups = family_groups(trial.report, trial.judged)
+        judged = selected_canaries(trial.report, trial.policy, rule.select)
+        groups = family_groups(trial.report, judged)
     except EvidenceError as error:
         return Unmeasured("test", "invalid", str(error))
     if rule.test == "exposure.pooled":
-        return _measure_pooled(groups, trial)
+        return _measure_pooled(groups, judged, trial.share)
     if rule.test == "exposure.max":
-        return _measure_max(groups, trial)
-    return measure_rise(rule, trial.report, trial.judged, trial.baseline, share=trial.share)
+        return _measure_max(groups, judged, trial.share)
+    return measure_rise(rule, trial.report, trial.policy, judged, trial.baseline, share=trial.share)
 
 
-def _measure_pooled(groups: Sequence[FamilyGroup], trial: _Trial) -> Measured:
-    result, detectable = pooled_test(groups), pooled_detectable_bits(groups, trial.share)
+def _measure_pooled(groups: Sequence[FamilyGroup], judged: Sequence[CanaryRow], share: float) -> Measured:
+    result, detectable = pooled_test(groups), pooled_detectable_bits(groups, share)
     by_chance = sum(len(group.num_above) * sampled_null_mean_bits(group.num_non_members) for group in groups) / result.n
     finding = (
         f"{count(result.n, 'judged canary', 'judged canaries')} have a mean exposure of {result.statistic / result.n:.2f} bits"
     )
     finding += f" among non-members, {by_chance:.2f} by chance"
-    needed = references_needed(groups, trial.share)
+    needed = references_needed(groups, share)
     return Measured(
         p_value=result.p_value,
         min_attainable_p=result.min_attainable_p,
@@ -104,17 +105,17 @@ def _measure_pooled(groups: Sequence[FamilyGroup], trial: _Trial) -> Measured:
         needed=None if needed is None else f"{needed} references behind each prefix",
         sees=f"a mean shift of {detectable:.2f} bits",
         detectable_bits=detectable,
-        canaries=_most_exposed(trial.judged),
+        canaries=_most_exposed(judged),
         figures={"statistic": result.statistic, "mean_bits": result.statistic / result.n, "chance_bits": by_chance},
     )
 
 
-def _measure_max(groups: Sequence[FamilyGroup], trial: _Trial) -> Measured:
-    result, detectable = max_test(groups), max_detectable_bits(groups, trial.share)
-    needed = space_needed(groups, trial.share)
-    names = list(dict.fromkeys(row.format for row in trial.judged))
-    silent = [names[index] for index in silent_formats(groups, trial.share)]
-    best = min(trial.judged, key=_own_p).id
+def _measure_max(groups: Sequence[FamilyGroup], judged: Sequence[CanaryRow], share: float) -> Measured:
+    result, detectable = max_test(groups), max_detectable_bits(groups, share)
+    needed = space_needed(groups, share)
+    names = list(dict.fromkeys(row.format for row in judged))
+    silent = [names[index] for index in silent_formats(groups, share)]
+    best = min(judged, key=_own_p).id
     of_all = count(result.n, "judged canary", "judged canaries")
     finding = f"the best of {of_all}, {quoted([best])}, has p = {result.statistic:.2g} alone"
     if silent and len(silent) < len(names):
@@ -127,15 +128,15 @@ def _measure_max(groups: Sequence[FamilyGroup], trial: _Trial) -> Measured:
         needed=None if needed is None else f"a secret space of {needed} candidates",
         sees=None if detectable is None else f"one canary with {detectable:.1f} certified bits",
         detectable_bits=detectable,
-        canaries=_standing_out(trial),
+        canaries=_standing_out(judged, share),
         figures={"statistic": result.statistic},
     )
 
 
-def _standing_out(trial: _Trial) -> list[str]:
+def _standing_out(judged: Sequence[CanaryRow], share: float) -> list[str]:
     """The canaries that would be found alone, by Bonferroni; the best one when none would."""
-    rows = sorted(trial.judged, key=_own_p)
-    found = [row.id for row in rows if _own_p(row) * len(rows) <= trial.share]
+    rows = sorted(judged, key=_own_p)
+    found = [row.id for row in rows if _own_p(row) * len(rows) <= share]
     return found or [row.id for row in rows[:1]]
 
 

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from memguard import cli_keys, cli_promote, cli_watch
 from memguard.errors import CanaryError, EvidenceError, InputError, MemguardError
 
 NOT_REACHED, USAGE, NO_EVIDENCE, INFRASTRUCTURE = 1, 2, 3, 4
@@ -26,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_promote.app, name="promote")
+app.add_typer(cli_keys.app, name="keys")
 state: dict[str, bool] = {"quiet": False, "speaks": True}  # of several ranks, the first one speaks
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
@@ -176,6 +179,7 @@ def audit(
                 load_plan(plan_path),
                 loaded.audit if loaded is not None else AuditSettings(),
                 dp=loaded.dp if loaded is not None else None,
+                defence=loaded.defence if loaded is not None else None,
                 data=data,
                 held_out=held_out,
                 reference=reference,
@@ -204,6 +208,9 @@ def _show(reports: list[Any], checkpoints: list[Path], *, json: bool) -> None:
         typer.echo(reports[-1].model_dump_json())
 
 
+app.command()(cli_watch.watch)
+
+
 @app.command()
 def gate(
     report: Annotated[Path, typer.Argument(help="report.json of a checkpoint.")],
@@ -212,13 +219,39 @@ def gate(
     accept: Annotated[Path | None, typer.Option("--accept", help="Write the report into this baseline.")] = None,
     by: Annotated[str | None, typer.Option("--by", help="Who accepts.")] = None,
     reason: Annotated[str | None, typer.Option("--reason", help="Why.")] = None,
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="With --accept: later releases may not drift from this one.")
+    ] = False,
+    require_signature: Annotated[
+        Path | None, typer.Option("--require-signature", help="Public keys: report, baseline and policy must be signed.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: decision.json beside the report.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML.")] = None,
+    sarif: Annotated[Path | None, typer.Option("--sarif", help="Write SARIF 2.1.0.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the reason as a page of markdown.")] = None,
+    gitlab: Annotated[Path | None, typer.Option("--gitlab", help="Write GitLab's code quality report.")] = None,
+    github: Annotated[bool, typer.Option("--github", help="Print annotations; add to the step's summary and outputs.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """May this checkpoint ship? Exit 0 pass, 1 block, 3 no evidence. With --accept: 0 when the report was accepted."""
     from memguard.gates.commands import format_decision, gate_report
 
-    decision = gate_report(report, policy=policy, baseline=baseline, accept=accept, by=by, reason=reason, output=output)
+    files = {"junit": junit, "sarif": sarif, "markdown": markdown, "gitlab": gitlab}
+    inputs = [report, Path(policy), baseline, accept, output or report.with_name("decision.json")]
+    for file in files.values():
+        _refuse_to_overwrite(file, [path for path in inputs if path is not None])
+    decision = gate_report(
+        report,
+        policy=policy,
+        baseline=baseline,
+        accept=accept,
+        by=by,
+        reason=reason,
+        pin=anchor,
+        require_signature=require_signature,
+        output=output,
+    )
+    _tell_ci(decision, report, files, github=github, json=json)
     _console(json=json).print(format_decision(decision))
     if json:
         typer.echo(decision.model_dump_json())
@@ -227,6 +260,20 @@ def gate(
     if accept is not None:
         _console(json=json).print(f"accepted into {accept}")
     raise typer.Exit(0 if accept is not None else decision.exit_code)
+
+
+def _tell_ci(decision: Any, report: Path, files: dict[str, Path | None], *, github: bool, json: bool) -> None:
+    """Files and annotations for continuous integration, where they were asked for or a GitHub job runs this."""
+    on_github = github or os.environ.get("GITHUB_ACTIONS") == "true"
+    if not on_github and not any(files.values()):
+        return
+    from memguard.gates.reporters import write_outputs
+
+    for line in write_outputs(decision, str(report), **files, github=on_github, environment=os.environ):
+        typer.echo(line, err=json)
+
+
+app.command("sign")(cli_keys.sign_command)
 
 
 @app.command()
@@ -304,7 +351,7 @@ def scaling(
 
 def _refuse_to_overwrite(output: Path | None, inputs: list[Path]) -> None:
     if output is not None and output.resolve() in {path.resolve() for path in inputs}:
-        raise InputError(f"'{output}' must not be written over a report; give another file name.")
+        raise InputError(f"'{output}' must not be written over what is read or decided; give another file name.")
 
 
 @app.command()

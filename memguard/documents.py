@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from memguard.errors import InputError
+from memguard.errors import EvidenceError, InputError
 from memguard.files import read_json
 
 SCHEMA_VERSION = 1
@@ -42,6 +42,15 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sealed_json(document: Document) -> str:
+    """JSON text of a document with its seal: `digest`, the sha256 over all the rest, as hex.
+
+    A seal shows that a file was changed by accident or by hand. Who can compute it can renew it: a signature stops that one.
+    """
+    data = json.loads(document.model_dump_json())  # as written: a NaN is null there
+    return json.dumps({**data, "digest": json_digest(data)}, indent=1, ensure_ascii=False) + "\n"
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """' Did you mean ...?' when a choice is close to `word`, else the list of choices."""
     options = sorted(choices)
@@ -64,8 +73,19 @@ def describe_validation_error(error: ValidationError) -> str:
     return "; ".join(parts[:MAX_FINDINGS] + more)
 
 
-def load_document(path: Path | str, model: type[DocumentType], *, what: str) -> DocumentType:
-    """Read a JSON document of memguard; `InputError` for a missing, broken, foreign or newer file."""
+def load_document(path: Path | str, model: type[DocumentType], *, what: str, sealed: bool = False) -> DocumentType:
+    """Read a JSON document of memguard.
+
+    Args:
+        path: the file.
+        model: what it should hold.
+        what: how the file is called in messages.
+        sealed: whether it was written by `sealed_json`.
+
+    Raises:
+        InputError: a missing, broken, foreign or newer file.
+        EvidenceError: a seal that is missing or broken, on a file that is well-formed otherwise.
+    """
     path = Path(path)
     data = read_json(path, what=what)
     if not isinstance(data, dict):
@@ -74,12 +94,23 @@ def load_document(path: Path | str, model: type[DocumentType], *, what: str) -> 
     if isinstance(data.get("kind"), str) and data["kind"].startswith("memguard ") and data["kind"] != kind:
         raise InputError(f"{what} '{path.name}' is a {data['kind'][:40]}, not a {kind}.")
     _refuse_newer(data.get("schema_version"), path, what)
+    seal = data.pop("digest", None) if sealed else None
     try:
         document = model.model_validate_json(json.dumps(data))
     except ValidationError as error:
         raise InputError(f"{what} '{path.name}' is not readable: {describe_validation_error(error)}.") from None
     _refuse_newer(getattr(document, "schema_version", None), path, what)  # read from text, such as "2"
+    if sealed:
+        _check_seal(seal, data, f"{what} '{path.name}'")
     return document
+
+
+def _check_seal(seal: object, data: Any, name: str) -> None:
+    """Over what stands in the file, so that one from before a field was added keeps its seal."""
+    if seal is None:
+        raise EvidenceError(f"{name} has no digest to show that it is as it was written. Use the file that memguard wrote.")
+    if seal != json_digest(data):
+        raise EvidenceError(f"{name} was changed after it was written: its digest does not match.")
 
 
 def _refuse_newer(version: object, path: Path, what: str) -> None:

@@ -45,6 +45,8 @@ audit:
   on_error: continue              # or raise
 dp: null                          # or {epsilon: 8, delta: 1.0e-6}: with inclusion: coin the report shows a bound beside it;
                                   # the gate cannot judge it yet, since canaries are planted by position
+defence: null                     # what this run does against memorisation, such as deduplication: the gate then asks for a
+                                  # rule `exposure.improves_on_baseline` that shows it
 tracking: {wandb: auto}           # logs when a W&B run is active
 output: memguard_audit            # inside the trainer's output_dir
 gate: null                        # or {policy: policy.yaml, baseline: null, stop_when: never, push: always}: decision.json

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.config import AuditSettings, DpSettings
-from memguard.audit.digest import checkpoint_digest
+from memguard.audit.digest import base_digest, checkpoint_digest
 from memguard.audit.full import Sources, load_sources
 from memguard.audit.offline import find_ledger, load_checkpoint
 from memguard.audit.report import AuditReport, Subject
@@ -24,6 +24,7 @@ def audit_checkpoints(
     settings: AuditSettings,
     *,
     dp: DpSettings | None = None,
+    defence: str | None = None,
     data: Path | None = None,
     held_out: Path | None = None,
     reference: Path | None = None,
@@ -37,6 +38,7 @@ def audit_checkpoints(
         plan: the canaries.
         settings: the `audit` part of the configuration.
         dp: the guarantee that the run states, if any.
+        defence: what the run did against memorisation, as it declares it.
         data: records of the training data, for prior prefixes, extraction and membership; None: not measured.
         held_out: records of the same kind that were never trained on.
         reference: checkpoint of a model that never saw the members.
@@ -55,7 +57,7 @@ def audit_checkpoints(
         model, tokenizer = load_checkpoint(folder)
         if made is None or made[0].digest != tokenizer_digest(tokenizer):  # the plan has one tokenizer: made once
             sources = load_sources(settings, tokenizer, data=data, held_out=held_out, reference=reference)
-            made = AuditRunner(plan, tokenizer, settings, dp=dp), sources
+            made = AuditRunner(plan, tokenizer, settings, dp=dp, defence=defence), sources
             if start is not None:
                 made[0].remember_start(_load_start(start, folders, plan))
         runner, sources = made
@@ -64,6 +66,7 @@ def audit_checkpoints(
             digest=checkpoint_digest(folder),
             global_step=ledger.global_step if ledger is not None else None,
             epoch=None,
+            base_digest=base_digest(folder),
         )
         earlier = [report for report, other in zip(reports, folders, strict=False) if _same_run(other, folder)]
         reports.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from memguard.audit.report_extraction import SamplerSettings
 from memguard.audit.report_membership import ScoreName
@@ -169,6 +169,9 @@ class AuditConfig(Document):
     canaries: CanarySettings
     audit: AuditSettings = AuditSettings()
     dp: DpSettings | None = Field(default=None, description="the stated guarantee, checked against where coins were thrown")
+    defence: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)] | None = Field(
+        default=None, description="what this run does against memorisation, such as deduplication: the gate asks for its proof"
+    )
     tracking: TrackingSettings = TrackingSettings()
     output: Path = Path("memguard_audit")
     gate: GateSettings | None = None

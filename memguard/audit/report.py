@@ -16,7 +16,7 @@ from memguard.audit.report_extraction import CanaryExtraction, Extraction
 from memguard.audit.report_membership import Membership
 from memguard.audit.report_privacy import Counterfactual, Privacy
 from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
-from memguard.documents import SCHEMA_VERSION, Document, load_document
+from memguard.documents import SCHEMA_VERSION, Document, load_document, sealed_json
 from memguard.documents import describe_validation_error as describe_validation_error
 from memguard.files import write_text_atomic
 
@@ -191,6 +191,9 @@ class Subject(Document):
     global_step: int | None = Field(description="optimiser steps done, None: unknown")
     epoch: float | None = Field(description="epochs done, with fraction; None: unknown")
     notice: str | None = Field(default=None, description="why a live model stands for a checkpoint, or None")
+    base_digest: str | None = Field(
+        default=None, description="of an adapter: sha256 of the manifest of the base it was measured on; None: a whole model"
+    )
 
 
 class PlanSummary(Document):
@@ -202,6 +205,9 @@ class PlanSummary(Document):
     num_canaries: int = Field(description="count of canaries")
     num_controls: int = Field(description="count of never-inserted controls")
     num_positive_controls: int = Field(description="count of canaries planted to be memorised")
+    design_digest: str | None = Field(
+        default=None, description="sha256 of formats, templates and tiers, the same for fresh secrets of one design"
+    )
 
 
 class LedgerSummary(Document):
@@ -231,6 +237,14 @@ class PositiveControl(Document):
     mean_num_seen: float | None = Field(description="mean count of sightings, None: not planted in the data")
     best_p_value: float | None = Field(description="smallest p-value of one of them, 0..1")
     detected: bool = Field(description="best p-value, times n, at most 1e-3")
+
+
+class StartTest(Document):
+    """Were the canaries known before training? The family tests of exposure, on the model that training began from."""
+
+    n: int = Field(description="count of canaries")
+    pooled_p: float | None = Field(description="p-value of the pooled test before training, 0..1")
+    max_p: float | None = Field(description="p-value of the max test before training, 0..1")
 
 
 class Procedure(Document):
@@ -298,6 +312,8 @@ class AuditReport(Document):
     tiers: list[TierRow] = Field(description="one a format and tier, canaries only")
     controls: list[ControlTest] = Field(description="null test of each format with controls")
     positive_control: PositiveControl = Field(description="whether memorisation could be seen at all")
+    start_test: StartTest | None = Field(default=None, description="of the model before training; None: not scored")
+    defence: str | None = Field(default=None, description="what the run did against memorisation, as it declares it")
     is_full: bool = Field(default=False, description="a full audit: what it did not measure, it had no data for")
     prior_aware_settings: dict[str, float | int | str] | None = Field(
         default=None, description="m, n, prefixes; None: not measured"
@@ -316,8 +332,8 @@ class AuditReport(Document):
     duration_s: float = Field(description="seconds the audit took")
 
     def save(self, path: Path | str) -> None:
-        """Write the report as JSON, whole or not at all."""
-        write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
+        """Write the report as JSON with its seal, whole or not at all."""
+        write_text_atomic(path, sealed_json(self))
 
 
 RuleOutcome = Literal["pass", "block", "warn", "not shown", "waived", "insufficient evidence", "invalid"]
@@ -353,8 +369,8 @@ class Decision(Document):
     limits: list[str] = Field(description="what a pass does not mean")
 
     def save(self, path: Path | str) -> None:
-        """Write the decision as JSON, whole or not at all."""
-        write_text_atomic(path, self.model_dump_json(indent=1) + "\n")
+        """Write the decision as JSON with its seal, whole or not at all."""
+        write_text_atomic(path, sealed_json(self))
 
 
 LIMITS = [
@@ -367,10 +383,10 @@ LIMITS = [
 
 
 def load_report(path: Path | str) -> AuditReport:
-    """Read an audit report. Raises `InputError` when it cannot be read."""
-    return load_document(path, AuditReport, what="report")
+    """Read an audit report. Raises `InputError` when it cannot be read, `EvidenceError` when it was changed."""
+    return load_document(path, AuditReport, what="report", sealed=True)
 
 
 def load_decision(path: Path | str) -> Decision:
-    """Read a decision. Raises `InputError` when it cannot be read."""
-    return load_document(path, Decision, what="decision")
+    """Read a decision. Raises `InputError` when it cannot be read, `EvidenceError` when it was changed."""
+    return load_document(path, Decision, what="decision", sealed=True)

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.items import Group
-from memguard.audit.report import RANK_METHODS, CanaryRow, ControlTest, Exposure, FormatRow, PositiveControl, TierRow
+from memguard.audit.report import (
+    RANK_METHODS,
+    CanaryRow,
+    ControlTest,
+    Exposure,
+    FormatRow,
+    PositiveControl,
+    StartTest,
+    TierRow,
+)
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan, PlannedCanary
 from memguard.metrics.exposure import (
@@ -23,7 +32,7 @@ from memguard.metrics.exposure import (
     fit_skew_normal,
     sampled_null_mean_bits,
 )
-from memguard.metrics.family import FamilyGroup, controls_rank_sum_test, max_test
+from memguard.metrics.family import FamilyGroup, controls_rank_sum_test, max_test, pooled_test
 from memguard.metrics.intervals import median_interval
 
 CONFIDENCE = 0.95
@@ -248,7 +257,7 @@ def _control_test(one: FormatRow, controls: Sequence[CanaryRow]) -> ControlTest:
             num_references=one.num_references,
             shared=one.shared_prefix,
         ).p_value
-        max_p = max_test([control_family(one, controls)]).p_value
+        max_p = max_test([family_of(one, controls)]).p_value
     return ControlTest(
         format=one.name,
         num_controls=len(controls),
@@ -259,17 +268,45 @@ def _control_test(one: FormatRow, controls: Sequence[CanaryRow]) -> ControlTest:
     )
 
 
-def control_family(one: FormatRow, controls: Sequence[CanaryRow]) -> FamilyGroup:
-    """The controls of a format as a family; every row must have a finite score."""
+def family_of(one: FormatRow, rows: Sequence[CanaryRow], *, among_controls: bool = False) -> FamilyGroup:
+    """Rows of a format as a family; every row must have a finite score.
+
+    Args:
+        one: the format.
+        rows: all canaries of the format, or all controls.
+        among_controls: ranks among controls too, as canaries are; controls are ranked among references alone.
+    """
+    above = [row.num_non_members_above if among_controls else row.num_references_above for row in rows]
     return FamilyGroup(
-        num_above=np.array([row.num_references_above for row in controls]),
-        num_non_members=one.num_references,
+        num_above=np.array(above),
+        num_non_members=rows[0].num_non_members if among_controls else one.num_references,
         shared=one.shared_prefix,
-        p_values=np.array([row.exposure.p_value for row in controls], dtype=np.float64),
-        rank_high=[row.rank_high or one.ranked_space_size for row in controls],
+        p_values=np.array([row.exposure.p_value for row in rows], dtype=np.float64),
+        rank_high=[row.rank_high or one.ranked_space_size for row in rows],
         secret_space_size=one.ranked_space_size - (one.num_planted - 1),
-        is_certified=np.array([row.exposure.method in RANK_METHODS for row in controls]),
+        is_certified=np.array([row.exposure.method in RANK_METHODS for row in rows]),
     )
+
+
+def start_test(formats: Sequence[FormatRow], rows: Sequence[CanaryRow]) -> StartTest | None:
+    """The family tests of canaries on the model before training; None where it was not scored.
+
+    Args:
+        formats: of the report.
+        rows: the canaries' rows before training.
+
+    Source: statistics specification, section 3 (a candidate that began from a model trained on the plan).
+    """
+    if not rows:
+        return None
+    if any(row.exposure.method == "failed" for row in rows):
+        return StartTest(n=len(rows), pooled_p=None, max_p=None)
+    groups = [
+        family_of(one, members, among_controls=True)
+        for one in formats
+        if (members := [row for row in rows if row.format == one.name])
+    ]
+    return StartTest(n=len(rows), pooled_p=pooled_test(groups).p_value, max_p=max_test(groups).p_value)
 
 
 def positive_control(rows: Sequence[CanaryRow]) -> PositiveControl:

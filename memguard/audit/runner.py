@@ -19,8 +19,16 @@ from memguard.audit.full import FullFigures, FullMeasurement, Sources
 from memguard.audit.items import Group, build_groups
 from memguard.audit.privacy import measure_counterfactual, measure_privacy
 from memguard.audit.ranks import RankSearch
-from memguard.audit.report import AuditReport, CanaryRow, Subject, TrendPoint
-from memguard.audit.rows import GroupScores, canary_rows, control_tests, format_rows, positive_control, tier_rows
+from memguard.audit.report import AuditReport, CanaryRow, FormatRow, StartTest, Subject, TrendPoint
+from memguard.audit.rows import (
+    GroupScores,
+    canary_rows,
+    control_tests,
+    format_rows,
+    positive_control,
+    start_test,
+    tier_rows,
+)
 from memguard.audit.summaries import (
     summarise_environment,
     summarise_ledger,
@@ -48,18 +56,28 @@ class AuditRunner:
         tokenizer: the one the plan was drawn for.
         settings: the `audit` part of the configuration.
         dp: the guarantee that the run states, if any.
+        defence: what the run did against memorisation, as it declares it.
 
     Raises:
         InputError: the plan was made for another tokenizer.
     """
 
-    def __init__(self, plan: CanaryPlan, tokenizer: Any, settings: AuditSettings, *, dp: DpSettings | None = None) -> None:
+    def __init__(
+        self,
+        plan: CanaryPlan,
+        tokenizer: Any,
+        settings: AuditSettings,
+        *,
+        dp: DpSettings | None = None,
+        defence: str | None = None,
+    ) -> None:
         self.digest = tokenizer_digest(tokenizer)
         plan.check_tokenizer(self.digest)
-        self.plan, self.tokenizer, self.settings, self.dp = plan, tokenizer, settings, dp
+        self.plan, self.tokenizer, self.settings, self.dp, self.defence = plan, tokenizer, settings, dp, defence
         self.groups = build_groups(plan, tokenizer, settings.exposure)
         self.ranks = RankSearch(plan, tokenizer, settings.exposure)
         self.start: list[GroupScores] | None = None
+        self._start_test: tuple[list[GroupScores], StartTest | None] | None = None
 
     def run(
         self,
@@ -149,6 +167,8 @@ class AuditRunner:
             prior_aware_settings=self._prior_settings() if found.prior_aware is not None else None,
             prior_aware=found.prior_aware,
             prior_aware_thresholds=found.thresholds,
+            start_test=self._test_start(formats, tolerance),
+            defence=self.defence,
             is_full=full is not None,
             extraction=found.extraction,
             records=found.records,
@@ -228,6 +248,15 @@ class AuditRunner:
         start = self._start_of(item)
         return canary_rows(item, ledger, tolerance=tolerance, with_tail=with_tail, start=start)
 
+    def _test_start(self, formats: Sequence[FormatRow], tolerance: float) -> StartTest | None:
+        """Whether the canaries were known before training; computed once, None where that was not scored."""
+        if self.start is None or not formats:
+            return None
+        if self._start_test is None or self._start_test[0] is not self.start:
+            rows = [row for one in self.start for row in canary_rows(one, None, tolerance=tolerance, with_tail=False)]
+            self._start_test = self.start, start_test(formats, [row for row in rows if row.role == "canary"])
+        return self._start_test[1]
+
     def _start_of(self, item: GroupScores) -> GroupScores | None:
         """The same group before training, None where that was not scored."""
         same = [one for one in self.start or () if one.group is item.group]
@@ -276,7 +305,7 @@ def run_audit(model: Any, tokenizer: Any, *, plan: CanaryPlan, config: AuditConf
         InputError: the plan was made for another tokenizer.
         ScoringError: the model could not be scored.
     """
-    return AuditRunner(plan, tokenizer, config.audit, dp=config.dp).run(model, **options)
+    return AuditRunner(plan, tokenizer, config.audit, dp=config.dp, defence=config.defence).run(model, **options)
 
 
 def _slice(group: Group, scores: SpanScores, first: int, middle: int, last: int) -> GroupScores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from memguard.audit.report import (
 from memguard.audit.rows import summarise_bits
 from memguard.canaries.ledger import Ledger
 from memguard.canaries.plan import CanaryPlan
+from memguard.documents import json_digest
 from memguard.scoring.scorer import Scorer
 
 
@@ -35,7 +37,15 @@ def summarise_plan(plan: CanaryPlan) -> PlanSummary:
         num_canaries=roles.count("canary"),
         num_controls=roles.count("control"),
         num_positive_controls=roles.count("positive_control"),
+        design_digest=_design_digest(plan),
     )
+
+
+def _design_digest(plan: CanaryPlan) -> str:
+    """The same for two plans that differ in their secrets, names and ids alone."""
+    formats = [one.model_dump(mode="json", exclude={"carried_share"}) for one in plan.formats]
+    planned = Counter((canary.format, canary.role, canary.tier) for canary in plan.canaries)
+    return json_digest({"formats": formats, "planned": sorted([*key, number] for key, number in planned.items())})
 
 
 def summarise_procedure(

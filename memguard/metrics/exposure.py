@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads a part at its first use: the gate starts in half the time
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
 
 from memguard.metrics.intervals import tail_probability_interval
 
@@ -66,7 +66,7 @@ class SkewNormalTail:
         """-log2 of the fitted chance of a score at or above `log_prob`, capped; bits."""
         if math.isnan(log_prob):
             return math.nan
-        tail = stats.skewnorm.logcdf(-log_prob, self.shape, loc=self.location, scale=self.scale)
+        tail = scipy.stats.skewnorm.logcdf(-log_prob, self.shape, loc=self.location, scale=self.scale)
         return float(min(cap_bits, max(0.0, -tail / LN2))) if np.isfinite(tail) else cap_bits
 
 
@@ -95,7 +95,7 @@ def certified_rank_high(
         1
     """
     siblings = np.asarray(sibling_log_probs, dtype=np.float64)
-    left = -math.expm1(min(0.0, float(special.logsumexp(siblings))) - tolerance - MASS_ERROR) if siblings.size else 1.0
+    left = -math.expm1(min(0.0, float(scipy.special.logsumexp(siblings))) - tolerance - MASS_ERROR) if siblings.size else 1.0
     log_rank = math.log(left) - log_prob + tolerance
     if log_rank >= math.log(secret_space_size):
         return secret_space_size
@@ -288,7 +288,7 @@ def sampled_null_mean_bits(num_references: int) -> float:
         1.431
     """
     n = num_references
-    return math.log2(n + 1) - float(special.gammaln(n + 2)) / LN2 / (n + 1)
+    return math.log2(n + 1) - math.lgamma(n + 2) / LN2 / (n + 1)
 
 
 def fit_skew_normal(reference_log_probs: ArrayLike) -> SkewNormalTail | None:
@@ -300,8 +300,8 @@ def fit_skew_normal(reference_log_probs: ArrayLike) -> SkewNormalTail | None:
     perplexities: NDArray[np.float64] = -np.asarray(reference_log_probs, dtype=np.float64)
     if perplexities.size < 30 or not np.isfinite(perplexities).all() or np.ptp(perplexities) <= 1e-9:
         return None
-    shape, location, scale = stats.skewnorm.fit(perplexities)
+    shape, location, scale = scipy.stats.skewnorm.fit(perplexities)
     if not (np.isfinite([shape, location, scale]).all() and scale > 0):
         return None
-    fit = stats.kstest(perplexities, stats.skewnorm(shape, loc=location, scale=scale).cdf)
+    fit = scipy.stats.kstest(perplexities, scipy.stats.skewnorm(shape, loc=location, scale=scale).cdf)
     return SkewNormalTail(float(shape), float(location), float(scale), float(fit.pvalue))

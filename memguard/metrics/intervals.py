@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads a part at its first use: the gate starts in half the time
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special, stats
 
 NUM_STAKES = 16  # of the gambler behind `bounded_mean_interval`
 
@@ -41,9 +41,9 @@ def tail_probability_interval(
     above = np.asarray(num_above, dtype=np.float64)
     tail = (1.0 - confidence) / 2.0
     with np.errstate(invalid="ignore"):
-        low = np.where(above > 0, special.betaincinv(np.maximum(above, 1), num_references - above + 1, tail), 0.0)
+        low = np.where(above > 0, scipy.special.betaincinv(np.maximum(above, 1), num_references - above + 1, tail), 0.0)
         high = np.where(
-            above < num_references, special.betaincinv(above + 1, np.maximum(num_references - above, 1), 1.0 - tail), 1.0
+            above < num_references, scipy.special.betaincinv(above + 1, np.maximum(num_references - above, 1), 1.0 - tail), 1.0
         )
     return low, high
 
@@ -71,7 +71,7 @@ def median_interval(values: ArrayLike, *, confidence: float) -> Interval:
         raise ValueError("values must be numbers, got NaN.")
     best = Interval(float(ordered[0]), float(ordered[-1]), 1.0 - math.pow(2.0, 1 - n))
     for skip in range(1, n // 2):
-        coverage = 1.0 - 2.0 * float(stats.binom.cdf(skip, n, 0.5))
+        coverage = 1.0 - 2.0 * float(scipy.stats.binom.cdf(skip, n, 0.5))
         if coverage < confidence:
             break
         best = Interval(float(ordered[skip]), float(ordered[n - 1 - skip]), coverage)
@@ -96,7 +96,7 @@ def share_interval(count: int, total: int, *, confidence: float) -> Interval:
     """
     if not 0 <= count <= total or total < 1:
         raise ValueError(f"count must be in 0..total and total at least 1, got {count} of {total}.")
-    ends = stats.binomtest(count, total).proportion_ci(confidence_level=confidence, method="exact")
+    ends = scipy.stats.binomtest(count, total).proportion_ci(confidence_level=confidence, method="exact")
     return Interval(float(ends.low), float(ends.high), confidence)
 
 
@@ -118,7 +118,7 @@ def chernoff_upper_mean(mean: float, count: int, *, significance: float) -> floa
         return divergence - budget
 
     top = 1.0 - 1e-15
-    return 1.0 if excess(top) <= 0 else float(optimize.brentq(excess, mean, top, xtol=1e-15))
+    return 1.0 if excess(top) <= 0 else float(scipy.optimize.brentq(excess, mean, top, xtol=1e-15))
 
 
 def bounded_mean_interval(values: ArrayLike, *, largest: float = 1.0, confidence: float) -> Interval:
@@ -159,7 +159,7 @@ def _least_mean(x: NDArray[np.float64], *, significance: float) -> float:
         return 0.0
     # From 1 / n, for rare large values, to 1, for values that are nearly all alike.
     span = math.log(x.size) if x.size > 1 else 1.0
-    stakes = np.append(special.expit(np.linspace(-span, span, NUM_STAKES)), 1.0)
+    stakes = np.append(scipy.special.expit(np.linspace(-span, span, NUM_STAKES)), 1.0)
 
     def excess(log_mean: float) -> float:
         with np.errstate(divide="ignore", over="ignore"):
@@ -173,7 +173,7 @@ def _least_mean(x: NDArray[np.float64], *, significance: float) -> float:
         low -= 2.0 * (high - low)
         if low < math.log(np.finfo(np.float64).tiny):
             return 0.0
-    return min(mean, math.exp(optimize.brentq(excess, low, high, xtol=1e-10)))
+    return min(mean, math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-10)))
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def estimate_quantile(values: ArrayLike, probability: float, *, confidence: floa
         raise ValueError(f"probability must be in 0..1, got {probability}.")
     tail = (1.0 - confidence) / 2.0
     # P(i-th smallest <= quantile) >= P(Bin(n, p) >= i), P(j-th smallest >= quantile) >= P(Bin(n, p) <= j - 1)
-    first = int(stats.binom.ppf(tail, n, probability))
-    last = int(stats.binom.ppf(1.0 - tail, n, probability)) + 1
+    first = int(scipy.stats.binom.ppf(tail, n, probability))
+    last = int(scipy.stats.binom.ppf(1.0 - tail, n, probability)) + 1
     low = float(ordered[first - 1]) if first >= 1 else -math.inf
     high = float(ordered[last - 1]) if last <= n else math.inf
     place = max(0, math.ceil(n * probability - 1e-9) - 1)

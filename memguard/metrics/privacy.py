@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads a part at its first use: the gate starts in half the time
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special, stats
 
 SMALLEST_P = float(np.finfo(np.float64).tiny)  # stands for whatever underflows: an upper bound of it, and never 0
 NO_SPREAD = 1e-9  # scores closer than this do not differ; nats, far below what float32 resolves
@@ -76,8 +76,8 @@ def one_run_p_value(
     _check_counts(num_correct, num_guesses, delta=delta, num_coins=num_coins)
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise ValueError(f"epsilon must be finite and at least 0, got {epsilon}.")
-    num_wrong, chance_wrong = num_guesses - num_correct, float(special.expit(-epsilon))
-    beta = float(stats.binom.cdf(num_wrong, num_guesses, chance_wrong))
+    num_wrong, chance_wrong = num_guesses - num_correct, float(scipy.special.expit(-epsilon))
+    beta = float(_binomial_cdf(num_wrong, num_guesses, chance_wrong))
     p_value = beta
     if delta > 0.0 and num_coins is not None and num_correct:
         alpha = _largest_mean_term(num_correct, num_guesses, chance_wrong, beta)
@@ -85,12 +85,18 @@ def one_run_p_value(
     return min(1.0, max(p_value, SMALLEST_P))
 
 
+def _binomial_cdf(count: int | NDArray[np.int64], trials: int, chance: float) -> NDArray[np.float64]:
+    """P[Binomial(trials, chance) <= count]. What scipy.stats computes, which takes half a second to import."""
+    below = scipy.special.betaincc(np.add(count, 1.0), np.maximum(np.subtract(trials, count), 1.0), chance)
+    return np.where(np.less(count, trials), below, 1.0)
+
+
 def _largest_mean_term(num_correct: int, num_guesses: int, chance_wrong: float, beta: float) -> float:
     """max over 1 <= i <= num_correct of P[one to i more guesses wrong than were] / i."""
     best, start, size = 0.0, 1, FIRST_BLOCK
     while start <= num_correct and best * start < 1.0:  # from here on no term exceeds 1 / start
         more = np.arange(start, min(num_correct + 1, start + size))
-        chance = stats.binom.cdf(num_guesses - num_correct + more, num_guesses, chance_wrong) - beta
+        chance = _binomial_cdf(num_guesses - num_correct + more, num_guesses, chance_wrong) - beta
         best = max(best, float((chance / more).max()))
         start, size = start + size, 2 * size
     return best
@@ -147,7 +153,7 @@ def epsilon_lower_bound(
     if num_correct == num_guesses and delta == 0.0:
         return max(0.0, ceiling)
     # The p-value rises with epsilon wherever it is below one half, so there is one crossing.
-    return float(optimize.brentq(excess, 0.0, ceiling + 1e-6, xtol=1e-10))
+    return float(scipy.optimize.brentq(excess, 0.0, ceiling + 1e-6, xtol=1e-10))
 
 
 def epsilon_cap(
@@ -231,7 +237,7 @@ def group_delta(delta: float, *, epsilon: float, repetitions: int) -> float:
     _check_delta(delta)
     if delta == 0.0 or repetitions == 1:
         return delta
-    log_delta = math.log(delta) + float(special.logsumexp(epsilon * np.arange(repetitions)))
+    log_delta = math.log(delta) + float(scipy.special.logsumexp(epsilon * np.arange(repetitions)))
     return min(1.0, math.exp(min(0.0, log_delta)))
 
 

@@ -118,6 +118,12 @@ DEFINITIONS = [
         "Canaries planted so often that they must be memorised. If they are not detected, low figures elsewhere say nothing.",
     ),
     Definition(
+        "Before training",
+        "p-value",
+        "The family tests of exposure on the model that training began from. Canaries that stand out there were trained on "
+        "before, in an earlier run on the same plan: what they show later is not this run's doing, and a gate refuses it.",
+    ),
+    Definition(
         "Probe",
         "p-value",
         "A positive control without planting: copies of the weights learn fresh secrets in a few optimiser steps, are audited "

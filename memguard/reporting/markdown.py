@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from memguard.audit.report import LIMITS, AuditReport, Decision
+from memguard.markdown import escape_markdown
 from memguard.reporting.view import check_same_subject, environment, facts, most_exposed_first
 
 LARGEST_LIST = 10
@@ -29,7 +30,7 @@ def render_markdown(report: AuditReport, decision: Decision | None = None) -> st
         InputError: the decision was made on another subject.
     """
     check_same_subject(report, decision)
-    template = environment(autoescape=False, finalize=escape_markdown).get_template("report.md.j2")
+    template = environment(autoescape=False, finalize=_literal).get_template("report.md.j2")
     rows = [row for row in most_exposed_first(report) if row.role == "canary"]
     text = template.render(
         report=report, decision=decision, facts=facts(report), rows=rows[:LARGEST_LIST], num_rows=len(rows), limits=LIMITS
@@ -37,15 +38,6 @@ def render_markdown(report: AuditReport, decision: Decision | None = None) -> st
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def escape_markdown(value: Any) -> Any:
-    """Text that markdown and HTML take literally, on one line; `Markup` passes as it is.
-
-    Example:
-        >>> escape_markdown("a|b <i>")
-        'a\\\\|b &lt;i&gt;'
-    """
-    if isinstance(value, Markup):
-        return value
-    text = " ".join(str(value).split())
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text)
+def _literal(value: Any) -> Any:
+    """What a template prints, escaped; `Markup` passes as it is."""
+    return value if isinstance(value, Markup) else escape_markdown(str(value))

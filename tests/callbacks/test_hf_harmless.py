@@ -154,6 +154,24 @@ def test_a_report_beside_a_checkpoint_is_bound_to_its_bytes_and_its_ledger(
         }
 
 
+class LeavesALink(TrainerCallback):
+    """Leaves a link that leads nowhere in every checkpoint."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / "notes.txt").symlink_to("nowhere")
+
+
+def test_a_checkpoint_without_a_digest_leaves_the_figures_standing(
+    settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
+) -> None:
+    callback = HFAuditCallback(settings(audit={"on": ["save"]}))
+    trainer_of(blocks[:40], [LeavesALink(), callback], save_strategy="steps", save_steps=10).train()
+    report = load_report(tmp_path / "out" / "checkpoint-10" / "memguard_audit" / "report.json")
+    assert (report.subject.kind, report.subject.digest) == ("live", None)
+    assert report.subject.notice == "what was saved has no digest: audit the checkpoint to see why."
+    assert all(row.exposure.bits is not None for row in report.canaries)
+
+
 def test_the_offline_audit_of_a_checkpoint_gives_the_same_figures(
     settings: Any, trainer_of: Any, blocks: Any, tmp_path: Path
 ) -> None:

@@ -16,13 +16,12 @@ from oracles import span_log_prob
 
 from memguard.audit import AuditRunner, run_audit
 from memguard.audit.config import AuditConfig, parse_config
-from memguard.audit.digest import checkpoint_digest, checkpoint_manifest
 from memguard.audit.full import Sources
 from memguard.audit.items import build_groups
 from memguard.audit.prior import PrefixSource
 from memguard.audit.report import load_report
 from memguard.audit.rows import canary_rows
-from memguard.audit.summaries import trend_points
+from memguard.audit.summaries import summarise_plan, trend_points
 from memguard.audit.tolerance import measure_tolerance
 from memguard.canaries.drawing import draw_plan
 from memguard.canaries.ledger import Ledger, LedgerEntry
@@ -259,25 +258,26 @@ def test_an_environment_is_a_fixed_list_without_paths_or_names(tiny_model: Any, 
     assert facts["device"] == "cpu"
 
 
-def test_a_digest_changes_with_weights_config_and_tokenizer_and_with_nothing_else(
-    tiny_model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    tiny_model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    first = checkpoint_digest(tmp_path)
-    (tmp_path / "trainer_state.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "optimizer.pt").write_bytes(b"x")
-    assert checkpoint_digest(tmp_path) == first
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(checkpoint_manifest(tmp_path))
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        content = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(content + b" ")
-        assert checkpoint_digest(tmp_path) != first
-        (tmp_path / name).write_bytes(content)
+def test_plans_of_one_design_share_its_digest_whatever_their_secrets(tokenizer: Any) -> None:
+    plain = {"formats": [PIN], "tiers": {1: 4, 4: 2}, "controls": 4}
+
+    def design(**changes: Any) -> tuple[str, str | None]:
+        summary = summarise_plan(draw_plan(parse_config({"canaries": {**plain, **changes}}).canaries, tokenizer))
+        return summary.digest, summary.design_digest
+
+    (first, one), (second, two) = design(), design()
+    assert first != second
+    assert one == two
+    others = [
+        design(tiers={1: 4, 4: 3}),
+        design(controls=5),
+        design(formats=[{**PIN, "template": "The number is {secret}."}]),
+        design(formats=[{**PIN, "secret": {"kind": "digits", "length": 8}}]),
+    ]
+    assert len({one, *(digest for _, digest in others)}) == 5
 
 
-def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no weights"):
-        checkpoint_digest(tmp_path)
-    with pytest.raises(InputError, match="is not a folder"):
-        checkpoint_digest(tmp_path / "none")
+def test_a_declared_defence_stands_in_the_report(tiny_model: Any, tokenizer: Any) -> None:
+    config = parse_config({"canaries": {"formats": [PIN], "tiers": {1: 4}, "controls": 4}, "defence": " deduplication "})
+    report = run_audit(tiny_model, tokenizer, plan=draw_plan(config.canaries, tokenizer), config=config)
+    assert report.defence == "deduplication"

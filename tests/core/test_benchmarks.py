@@ -36,6 +36,7 @@ BOUNDS = {
     "greedy_extraction": {"max_abs_err": 1e-4},
     "audit_vs_step": {"max_abs_err": 1e-4},
     "audit_vs_memaudit": {"max_abs_err": 1e-3},
+    "gate_cold_start": {"max_abs_err": 0.0},
 }
 FACTS: dict[str, dict[str, Any]] = {
     "exposure_enumeration": {"num_candidates": 1000, "num_compared": 1000},
@@ -43,6 +44,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "pa_verdict": {"identical_verdicts": True},
     "greedy_extraction": {"identical_outcomes": True},
     "audit_vs_memaudit": {"identical_outcomes": True},
+    "gate_cold_start": {"identical_decisions": True},
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BENCH.exists(), reason="benchmarks are not part of an installed wheel")]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from memguard.audit.config import load_config
-from memguard.audit.report import load_report
+from memguard.audit.report import load_decision, load_report
 from memguard.canaries.plan import load_plan
 
 CONFIG = {
@@ -112,7 +112,7 @@ def test_an_untrained_checkpoint_without_a_ledger_is_no_evidence(planned: Path) 
     gated = memguard("gate", "audit/report.json", "--policy", "default", "--json", cwd=planned, code=3)
     decision = json.loads(gated.stdout)
     assert decision["outcome"] == "invalid"
-    assert json.loads((planned / "audit" / "decision.json").read_text(encoding="utf-8")) == decision
+    assert json.loads(load_decision(planned / "audit" / "decision.json").model_dump_json()) == decision
     assert any("ledger" in item["reason"] for item in decision["evidence"] if item["outcome"] == "invalid")
 
 

@@ -463,7 +463,7 @@ MISTAKES = {
     "missing": (2, ["plain/report.json", "none.json"], "report 'none.json' does not exist"),
     "invalid": (3, ["plain/report.json", "broken/report.json"], "report 'broken' is no evidence"),
     "one report": (2, ["plain/report.json"], "Missing argument 'B'"),
-    "overwrite": (2, ["plain/report.json", "dedup/report.json", "-o", "dedup/report.json"], "not be written over a report"),
+    "overwrite": (2, ["plain/report.json", "dedup/report.json", "-o", "dedup/report.json"], "not be written over what is read"),
 }  # fmt: skip
 
 

@@ -176,6 +176,23 @@ def test_start_scores_give_calibrated_exposure_by_hand(taught: Any, tiny_model: 
     assert all(own[one] == pytest.approx(math.log2(17)) for one in known)  # above all of its 16 references
 
 
+def test_canaries_that_a_model_knew_before_training_show_in_the_test_of_its_start(
+    taught: Any, tiny_model: Any, tokenizer: Any
+) -> None:
+    model, plan, config, _ = taught
+    fresh, known = (AuditRunner(plan, tokenizer, config.audit) for _ in range(2))
+    assert fresh.run(model).start_test is None
+    fresh.remember_start(tiny_model)
+    known.remember_start(model)
+    new, old = fresh.run(model).start_test, known.run(model).start_test
+    assert new is not None
+    assert old is not None
+    num_canaries = sum(canary.role == "canary" for canary in plan.canaries)
+    assert new.n == old.n == num_canaries
+    assert min(new.pooled_p or 0.0, new.max_p or 0.0) > 1e-3
+    assert (old.max_p or 1.0) < 1e-6
+
+
 def test_the_ratio_of_a_canary_is_calibrated_on_controls_of_its_format(taught: Any, tokenizer: Any, blocks: Any) -> None:
     model, plan, config, known = taught
     source = PrefixSource(len(blocks), lambda index: blocks[index]["input_ids"])

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
+from memguard.metrics import family as family_module
 from memguard.metrics.exposure import estimate_exposure
 from memguard.metrics.family import (
     NUM_DRAWS,
@@ -122,6 +123,25 @@ def test_the_controls_p_value_is_that_of_full_enumeration_doubled(num_canaries: 
         assert result.p_value <= 2 * tail * 1.2 + 1e-3
 
 
+@pytest.mark.parametrize(("num_canaries", "num_others"), [(2, 2), (3, 4), (4, 1), (5, 3)])
+def test_counts_drawn_for_one_prefix_are_every_subset_of_places_as_often(num_canaries: int, num_others: int) -> None:
+    draws = 200_000
+    drawn = family_module._draw_sharing(np.random.default_rng(11), num_canaries, num_others, draws)
+    places, found = np.unique(np.sort(drawn, axis=0), axis=1, return_counts=True)
+    expected = exact_counts(num_canaries, num_others, shared=True)
+    assert sorted(map(tuple, places.T.tolist())) == sorted(expected)
+    assert stats.chisquare(found).pvalue > RARE
+    # No canary is drawn ahead of another: each has a uniform rank among the non-members.
+    for counts in drawn:
+        assert stats.chisquare(np.bincount(counts, minlength=num_others + 1)).pvalue > RARE
+
+
+def test_a_number_of_non_members_too_large_for_a_table_of_logarithms_gives_the_same_law() -> None:
+    # For N this large log2(N + 1) - log2(1 + b) is -log2 of a uniform: exponential with mean 1 / ln 2.
+    null = family_module._null_counts_sum(1, 10**12, True, "bits", 0)
+    assert stats.kstest(null, stats.expon(scale=1 / math.log(2)).cdf).pvalue > RARE
+
+
 @pytest.mark.parametrize(("size", "num_canaries"), [(8, 4), (5, 1), (50, 7), (11, 11)])
 def test_distinct_draws_have_their_hypergeometric_chance_at_every_rank(size: int, num_canaries: int) -> None:
     for rank in range(1, size + 1):
@@ -154,6 +174,19 @@ def test_holm_rejects_nothing_for_a_p_value_that_is_nan() -> None:
 def test_the_normal_quantile_is_that_of_the_tables() -> None:
     assert normal_quantile(0.95) == pytest.approx(1.6449, abs=1e-4)
     assert normal_quantile(0.5) == 0.0
+
+
+@pytest.mark.parametrize("probability", [1e-300, 1e-12, 6e-5, 0.002, 0.3, 0.8, 0.95, 0.999, 1 - 1e-12])
+def test_the_normal_quantile_is_that_of_scipy_stats(probability: float) -> None:
+    assert normal_quantile(probability) == pytest.approx(stats.norm.ppf(probability), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 3), (556, 28), (10**6, 88), (10**9, 4000)])
+def test_the_least_p_value_rests_on_the_log_binomial_of_scipy_special(n: int, k: int) -> None:
+    direct = -special.betaln(n - k + 1, k + 1) - math.log(n + 1)
+    assert family_module._log_binomial(n, k) == pytest.approx(direct, rel=1e-8, abs=1e-12)
+    by_gammaln = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    assert family_module._log_binomial(n, k) == pytest.approx(by_gammaln, rel=1e-12, abs=1e-12 * special.gammaln(n + 1))
 
 
 # -- size under the null

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from memguard.metrics import privacy as privacy_module
 from memguard.metrics.privacy import (
     SMALLEST_P,
     audit_one_run,
@@ -70,6 +71,21 @@ def test_p_values_agree_with_jax_privacy(
 ) -> None:
     p_value = one_run_p_value(num_correct, num_guesses, epsilon=epsilon, delta=delta, num_coins=num_coins)
     assert p_value == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("trials", [0, 1, 32, 100, 2000])
+@pytest.mark.parametrize("chance", [0.5, 0.2689414213699951, 3.3e-4])
+def test_the_binomial_is_that_of_scipy_stats(trials: int, chance: float) -> None:
+    counts = np.arange(max(0, trials // 2 - 50), trials + 1)
+    expected = stats.binom.cdf(counts, trials, chance)
+    assert privacy_module._binomial_cdf(counts, trials, chance) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_p_value_far_out_keeps_its_digits() -> None:
+    # P[X <= 20] of Binomial(1123, q) in rational arithmetic. It is no float's underflow, which stands for less than it.
+    q = Fraction(1 / (1 + math.exp(0.0316)))
+    exact = sum(math.comb(1123, k) * q**k * (1 - q) ** (1123 - k) for k in range(21))
+    assert one_run_p_value(1103, 1123, epsilon=0.0316) == pytest.approx(float(exact), rel=1e-9)
 
 
 def test_what_delta_adds_is_found_beyond_the_first_block_of_terms() -> None:

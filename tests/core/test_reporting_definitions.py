@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from memguard.audit.report import AuditCadence, CanaryRow, Exposure, PositiveControl, PriorAware
+from memguard.audit.report import AuditCadence, CanaryRow, Exposure, PositiveControl, PriorAware, StartTest
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow
 from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
@@ -41,6 +41,7 @@ TERMS: dict[type[BaseModel], dict[str, str]] = {
     | dict.fromkeys(("num_non_members", "num_non_members_above"), "Controls' null test")
     | dict.fromkeys(("is_greedy", "is_extracted", "may_be_extracted"), "Extracted")
     | {"prior_aware": "Prior-Aware verdict", "calibrated": "Calibrated exposure", "extraction": "Expected tries"},
+    StartTest: dict.fromkeys(("pooled_p", "max_p"), "Before training"),
     PositiveControl: {"mean_num_seen": "Positive control", "best_p_value": "Probe"},
     CanaryExtraction: dict.fromkeys(("log_prob_sampled", "log10_expected_tries"), "Expected tries") | {"found_by": "Found by"},
     ExtractionPointRow: dict.fromkeys(("expected_share", "expected_low", "expected_high"), "Expected share")

@@ -294,7 +294,7 @@ MISTAKES = {
     "nothing": (2, [], "Missing argument 'REPORT...'"),
     "invalid": (3, [REPORTS[0], "broken/report.json"], "report 'broken' is no evidence"),
     "twice": (2, [REPORTS[0], REPORTS[0]], "Give each report once"),
-    "overwrite": (2, [REPORTS[0], "-o", REPORTS[0]], "must not be written over a report"),
+    "overwrite": (2, [REPORTS[0], "-o", REPORTS[0]], "must not be written over what is read"),
 }
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from memguard.documents import json_digest
 from memguard.errors import EvidenceError, InputError
 from memguard.gates import accept, decide, load_baseline
 from memguard.gates.baseline import KEPT_RUNS
@@ -25,6 +26,12 @@ def first(report, policy, path):
     """A baseline file that holds the first release."""
     accept(report, policy, decide(report, policy), path, now=NOW, **WHO)
     return path
+
+
+def write_sealed(path, data):
+    """Write a baseline as an editor does who renews the seal."""
+    data.pop("digest", None)
+    path.write_text(json.dumps({**data, "digest": json_digest(data)}))
 
 
 def test_a_first_release_is_accepted_without_a_baseline(report, first):
@@ -48,13 +55,16 @@ def test_a_later_release_is_added_and_compared_with_the_newest(report, policy, f
     assert decide(report, policy, load_baseline(first)).baseline_digest == load_baseline(first).newest.report_digest
 
 
-def test_the_last_five_are_kept(policy, first, make_report):
-    for seed in range(20, 27):
+def test_the_last_eight_are_kept_and_the_first_stays_the_anchor(policy, first, make_report):
+    anchor = load_baseline(first).newest
+    for seed in range(20, 30):
         one = make_report(seed)
         accept(one, policy, decide(one, policy, load_baseline(first)), first, **WHO)
-    runs = load_baseline(first).runs
-    assert len(runs) == KEPT_RUNS
-    assert [run.report for run in runs] == [make_report(seed) for seed in range(22, 27)]
+    found = load_baseline(first)
+    assert len(found.runs) == KEPT_RUNS
+    assert [run.report for run in found.runs] == [make_report(seed) for seed in range(22, 30)]
+    assert found.anchor == anchor
+    assert found.anchor not in found.runs
 
 
 def test_an_existing_baseline_cannot_be_passed_by(report, policy, first, make_report):
@@ -139,7 +149,10 @@ def test_a_changed_report_in_a_baseline_is_noticed(first):
     data = json.loads(first.read_text())
     data["runs"][0]["report"]["canaries"][0]["log_prob"] = -3.0
     first.write_text(json.dumps(data))
-    with pytest.raises(InputError, match="was changed after it was accepted"):
+    with pytest.raises(EvidenceError, match=r"^baseline 'baseline\.json' was changed after it was written"):
+        load_baseline(first)
+    write_sealed(first, data)
+    with pytest.raises(EvidenceError, match="was changed after it was accepted"):
         load_baseline(first)
 
 
@@ -161,7 +174,7 @@ def test_a_foreign_or_newer_baseline_is_refused(first, updates, match):
 def test_a_run_that_nobody_accepted_is_refused_in_a_baseline(first):
     data = json.loads(first.read_text())
     data["runs"][0]["accepted_by"] = None
-    first.write_text(json.dumps(data))
+    write_sealed(first, data)
     with pytest.raises(InputError, match="a run that nobody accepted"):
         load_baseline(first)
 

@@ -28,7 +28,7 @@ def test_the_tie_tolerance_is_measured_anew_and_does_not_count(report, change):
         ({"procedure__references_per_name": 64}, "the procedure's references_per_name differs (128, baseline 64)"),
         (
             {"procedure__reference_seed": "0" * 16},
-            "the procedure's reference_seed differs (dddddddddddddddd, baseline 0000000000000000)",
+            "the procedure's reference_seed differs",
         ),
         ({"procedure__score": "mean"}, "the procedure's score differs (sum of log-probabilities ov..., baseline mean)"),
         ({"status": "invalid"}, "the baseline report is invalid"),

@@ -25,6 +25,16 @@ def test_a_decision_is_written_beside_the_report(report_path):
     assert decision.exit_code == 3
 
 
+def test_a_decision_that_was_changed_after_it_was_written_is_noticed(report_path):
+    gate_report(report_path, policy="default")
+    path = report_path.with_name("decision.json")
+    text = path.read_text()
+    assert text.count('"outcome": "invalid",\n "exit_code": 3') == 1
+    path.write_text(text.replace('"outcome": "invalid",\n "exit_code": 3', '"outcome": "pass",\n "exit_code": 0'))
+    with pytest.raises(EvidenceError, match=r"decision 'decision\.json' was changed after it was written"):
+        load_decision(path)
+
+
 def test_a_decision_is_written_elsewhere_or_not_at_all(report_path, tmp_path):
     gate_report(report_path, policy="default", output=tmp_path / "deep" / "d.json")
     assert (tmp_path / "deep" / "d.json").exists()

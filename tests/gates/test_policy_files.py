@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import json
+from importlib import resources
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from memguard.errors import InputError
 from memguard.gates import Policy, load_policy
+from memguard.gates.policy import BUILT_IN
+from memguard.gates.policy_schema import policy_schema
 
 BASE = "version: 1\nrules:\n  - {name: a, field: extraction.count, max: 0}\n"
 WAIVER = "waivers: [{rule: a, owner: jane, reason: beta, expires: %s}]\n"
@@ -33,6 +39,8 @@ def test_the_default_policy_is_the_documented_one():
         "ledger_exact": True,
         "min_canaries": 40,
         "fresh_secrets": True,
+        "start_audit": "if_measured",
+        "max_age_days": None,
     }
     assert [rule.name for rule in policy.rules] == [
         "no secret can be extracted",
@@ -46,11 +54,12 @@ def test_the_default_policy_is_the_documented_one():
     assert policy.block_tests[2].tolerance == 0.5
 
 
-def test_the_strict_policy_differs_in_strictness_and_positive_control_alone():
+def test_the_strict_policy_differs_in_strictness_and_evidence_alone():
     default, strict = load_policy("default").model_dump(), load_policy("strict").model_dump()
     assert (default.pop("strict"), strict.pop("strict")) == (False, True)
-    assert strict["evidence"].pop("positive_control") == "in_training"
-    assert default["evidence"].pop("positive_control") == "any"
+    asked = {"positive_control": "in_training", "start_audit": "required", "max_age_days": 30}
+    assert {key: strict["evidence"].pop(key) for key in asked} == asked
+    assert [default["evidence"].pop(key) for key in asked] == ["any", "if_measured", None]
     assert strict == default
 
 
@@ -83,15 +92,15 @@ def test_a_policy_is_frozen(load):
         (BASE + "  - {name: b, field: extraction.count, max: 0, severty: warn}\n", r"rule 2: the key 'severty' .*'severity'"),
         (BASE + "waivers: [{rul: a}]\n", r"waiver 1: the key 'rul' is unknown \(did you mean 'rule'"),
         (
-            BASE + "waivers: [{rule: a, owner: o, reason: r, expires: 2026-01-01, canary: x}]\n",
-            "'canary' is not implemented in this",
+            BASE + "waivers: [{rule: a, owner: o, reason: r, expires: 2026-01-01, canary: x, tier: 4}]\n",
+            "waiver 1: a waiver covers a 'canary' or a 'tier', not both",
         ),
         (
-            BASE + "waivers: [{rule: a, owner: o, reason: r, expires: 2026-01-01, tier: 4}]\n",
-            "'tier' is not implemented in this",
+            BASE
+            + "  - {name: b, test: exposure.max}\nwaivers: [{rule: b, owner: o, reason: r, expires: 2026-01-01, tier: 4}]\n",
+            "a waiver of the rule 'b' covers the whole rule: only a limit on canaries can be waived in part",
         ),
-        (BASE + "comparable: design\n", "comparable: 'design' is not implemented in this version; use plan"),
-        (BASE + "comparable: both\n", "comparable: must be 'plan'"),
+        (BASE + "comparable: both\n", "comparable: must be 'plan' or 'design'"),
         (BASE + "evidence: {positive_control: yes}\n", "positive_control: must be 'any', 'probe', 'in_training' or 'none'"),
         (BASE + "evidence: {min_canaries: 0}\n", "min_canaries: must be greater than or equal to 1"),
         (BASE + "evidence: {min_canaries: 4.5}\n", "min_canaries: must be a valid integer"),
@@ -117,8 +126,23 @@ def test_a_policy_is_frozen(load):
         ),
         (
             BASE + "  - {name: b, test: exposure.poold}\n",
-            "must be 'exposure.pooled', 'exposure.max', 'exposure.against_baseline' or 'privacy",
+            "must be 'exposure.pooled', 'exposure.max', 'exposure.against_baseline', 'exposure.improves",
         ),
+        (BASE + "  - {name: b, test: exposure.improves_on_baseline}\n", "exposure.improves_on_baseline needs 'bits'"),
+        (BASE + "  - {name: b, test: exposure.max, bits: 1}\n", "no other test takes it"),
+        (BASE + "  - {name: b, test: exposure.improves_on_baseline, bits: 0}\n", "bits: must be greater than 0"),
+        (BASE + "  - {name: b, test: exposure.max, select: {}}\n", "select: must name formats, tiers or canaries"),
+        (BASE + "  - {name: b, test: exposure.max, select: {tiers: []}}\n", "tiers: must have at least 1 item"),
+        (BASE + "  - {name: b, test: exposure.max, select: {tiers: [0]}}\n", "must be greater than or equal to 1"),
+        (BASE + "  - {name: b, test: exposure.max, select: {tier: [1]}}\n", r"key 'tier' is unknown \(did you mean 'tiers'"),
+        (BASE + "  - {name: b, test: privacy.stated_epsilon, select: {tiers: [1]}}\n", "takes no 'select'"),
+        (BASE + "  - {name: b, field: ledger.token_share, max: 0.1, select: {tiers: [1]}}\n", "takes no 'select'"),
+        (
+            BASE + "  - {name: b, field: exposure.mean_bits, max: 3, each: tier, select: {canaries: [x]}}\n",
+            "exposure.mean_bits is of whole tiers; select formats or tiers",
+        ),
+        (BASE + "evidence: {start_audit: yes}\n", "start_audit: must be 'if_measured' or 'required'"),
+        (BASE + "evidence: {max_age_days: 0}\n", "max_age_days: must be greater than or equal to 1"),
         (
             BASE + "  - {name: b, field: exposure.bit, max: 1}\n",
             "'extraction.count', 'exposure.bits', 'exposure.mean_bits', 'ledger",
@@ -154,7 +178,6 @@ def test_a_policy_is_frozen(load):
         ("rules:\n  - {name: a, field: extraction.count, max: 0}\n", "the key 'version' is missing"),
         (BASE.replace("1", "2", 1), "has version 2; this memguard reads up to 1. Upgrade memguard to read it"),
         (BASE.replace("1", "true", 1), "version: must be 1"),
-        (BASE.replace("max: 0", "max: 0, severity: warn"), "at least one rule must have the severity block"),
         (
             BASE + WAIVER.replace("rule: a", "rule: zz") % "2026-01-01",
             "a waiver names the rule 'zz', which the policy does not have",
@@ -227,3 +250,46 @@ def test_a_number_with_an_exponent_is_a_number_and_a_date_is_a_date(load):
     policy = load(BASE + "alpha: 1e-3\n" + WAIVER % "2026-10-01")
     assert policy.alpha == 1e-3
     assert policy.waivers[0].expires == datetime.date(2026, 10, 1)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_policy_that_comes_with_memguard_fits_the_published_schema(name):
+    file = resources.files("memguard.gates").joinpath(f"policies/{name}.yaml")
+    jsonschema.validate(yaml.safe_load(file.read_text(encoding="utf-8")), _published())
+    load_policy(name)
+
+
+def test_the_published_schema_is_that_of_the_code():
+    assert _published() == policy_schema(), "write it again: python -m memguard.gates.policy_schema"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["alfa"], 1),
+        (["alpha"], 0.2),
+        (["rules", 0, "max"], -1),
+        (["rules", 2, "min"], 0.1),
+        (["evidence", "max_age_days"], 0),
+        (["comparable"], "both"),
+    ],
+)
+def test_the_published_schema_refuses_what_the_code_refuses(path, value):
+    data = load_policy("default").model_dump(mode="json", exclude_none=True)
+    part = data
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, _published())
+
+
+def _published():
+    return json.loads(resources.files("memguard.gates").joinpath("policies/policy.schema.json").read_text(encoding="utf-8"))
+
+
+def test_what_the_policies_are_for_shows_in_what_they_ask():
+    finetune, private = load_policy("finetune"), load_policy("private")
+    assert (finetune.comparable, finetune.evidence.start_audit) == ("design", "required")
+    assert [rule.test for rule in private.block_tests] == ["privacy.stated_epsilon", "exposure.pooled", "exposure.max"]
+    assert private.judged_tiers.max_repetitions == 1

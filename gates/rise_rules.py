@@ -1,0 +1,215 @@
+"""The two rules on a baseline: not worse than it by more than a tolerance, and shown to be better by so many bits.
+
+Sampled exposure on both sides, one estimator and one cap. Over one run the estimand is these two checkpoints on these
+canaries: seed-to-seed variation is not in it. Over several accepted runs it is, once they are enough to see a rise at all.
+Source: statistics specification, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.report import AuditReport, CanaryRow
+from memguard.errors import EvidenceError
+from memguard.gates.baseline import AcceptedRun, Baseline, comparability, is_paired
+from memguard.gates.judged import sampled_bits, selected_canaries
+from memguard.gates.measured import Measured, Unmeasured
+from memguard.gates.policy import Policy, SignificanceRule
+from memguard.gates.resolution import canaries_needed, rise_detectable_bits
+from memguard.metrics.family import paired_rise_test
+from memguard.metrics.rises import runs_rise_test, unpaired_rise_test
+
+NUM_FLIPS, MANY_FLIPS = 9_999, 99_999
+FLIPS_A_SHARE = 10  # flips expected at the level: fewer make the p-value coarse
+NAMED = 5
+ONE_RUN = "one baseline run: seed-to-seed variation is not in this test"
+MISSING = "there is no baseline to compare with; accept one with --accept"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One comparison with the baseline: the rise of the mean with its p-value, and the canaries that rose most; bits."""
+
+    rise: float
+    p_value: float
+    min_attainable_p: float
+    detectable: float
+    needed: str | None
+    note: str
+    rose: list[str]
+    largest: float | None
+
+
+def measure_rise(
+    rule: SignificanceRule,
+    report: AuditReport,
+    policy: Policy,
+    judged: Sequence[CanaryRow],
+    baseline: Baseline | None,
+    *,
+    share: float,
+) -> Measured | Unmeasured:
+    """Test the rise of the judged canaries over the accepted runs and, so that small rises do not add up, over the anchor.
+
+    Args:
+        rule: holds the tolerance; bits.
+        report: the candidate.
+        policy: says what compares.
+        judged: the candidate's canaries that the rule looks at, all with finite figures.
+        baseline: None when there is none.
+        share: the level of the test; sets how finely its null is drawn.
+
+    Returns:
+        What was found; or, without a comparable baseline, why nothing was.
+
+    Source: statistics specification, section 3, against the baseline.
+    """
+    if baseline is None:
+        return Unmeasured("baseline", "insufficient evidence", MISSING)
+    differences = comparability(report, baseline.newest.report, comparable=policy.comparable)
+    if differences:
+        reason = f"the baseline does not compare: {'; '.join(differences[:4])}"
+        return Unmeasured("baseline", "insufficient evidence", reason)
+    if len(judged) < 2:
+        needed = canaries_needed(share, _num_flips(share)) or "more"
+        reason = f"this rule cannot fire with 1 judged canary; {needed} would be needed"
+        return Unmeasured("test", "insufficient evidence", reason)
+    anchor, anchor_note = _anchor(report, policy, baseline)
+    level = share / 2 if anchor is not None else share
+    try:
+        found = _compare(rule, report, policy, judged, baseline, level)
+        drift = _compare(rule, report, policy, judged, baseline, level, anchor) if anchor is not None else None
+    except EvidenceError as error:
+        return Unmeasured("baseline", "insufficient evidence", str(error))
+    notes = [baseline.notice, found.note, anchor_note]
+    return _measured(rule, judged, found, drift, note="; ".join(filter(None, notes)))
+
+
+def _anchor(report: AuditReport, policy: Policy, baseline: Baseline) -> tuple[AcceptedRun | None, str]:
+    """The pinned run where it is another than the newest and compares; why not, otherwise."""
+    anchor = baseline.anchor
+    if anchor is None or anchor.report_digest == baseline.newest.report_digest:
+        return None, ""
+    differences = comparability(report, anchor.report, comparable=policy.comparable)
+    return (None, f"not compared with the anchor ({differences[0]})") if differences else (anchor, "")
+
+
+def _compare(
+    rule: SignificanceRule,
+    report: AuditReport,
+    policy: Policy,
+    judged: Sequence[CanaryRow],
+    baseline: Baseline,
+    share: float,
+    anchor: AcceptedRun | None = None,
+) -> _Compared:
+    """With all accepted runs where they are enough to tell a rise from their spread, else with the newest; or the anchor."""
+    like = [run for run in baseline.runs if not comparability(report, run.report, comparable=policy.comparable)]
+    single = _with_one(rule, report, policy, judged, (anchor or like[-1]).report, share)
+    if len(like) < 2:
+        return single
+    paired = all(is_paired(report, run.report) for run in [*like, *([anchor] if anchor is not None else [])])
+    older = [_bits(_same(rule, run.report, policy, judged, paired=paired)) for run in like]
+    over = None if anchor is None else _bits(_same(rule, anchor.report, policy, judged, paired=paired))
+    found = runs_rise_test(_bits(judged), older, _strata(judged), tolerance_bits=rule.tolerance, paired=paired, over=over)
+    room = _cap_bits(judged) - float(np.mean([values.mean() for values in older]))
+    if found.critical(tolerance_bits=rule.tolerance, significance=share) > room:
+        note = (
+            f"{len(like)} accepted runs are too few to tell a rise from seed-to-seed variation; compared with the newest alone"
+        )
+        return replace(single, note=note)
+    detectable = found.detectable(tolerance_bits=rule.tolerance, significance=share)
+    note = f"over {len(like)} accepted runs, whose means vary by {found.run_sd:.2f} bits (sd)"
+    return _Compared(found.rise, found.p_value, 0.0, detectable, None, note, single.rose, single.largest)
+
+
+def _with_one(
+    rule: SignificanceRule, report: AuditReport, policy: Policy, judged: Sequence[CanaryRow], old: AuditReport, share: float
+) -> _Compared:
+    paired = is_paired(report, old)
+    before = _same(rule, old, policy, judged, paired=paired)
+    if not paired:
+        welch = unpaired_rise_test(
+            _bits(judged), _bits(before), _strata(judged), _strata(before), tolerance_bits=rule.tolerance
+        )
+        detectable = welch.detectable(tolerance_bits=rule.tolerance, significance=share)
+        note = f"fresh secrets of the same design; {ONE_RUN}"
+        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, _most(judged, _bits(judged)), None)
+    rises, num_flips = _bits(judged) - _bits(before), _num_flips(share)
+    needed = canaries_needed(share, num_flips)
+    result = paired_rise_test(rises, _strata(judged), tolerance_bits=rule.tolerance, num_flips=num_flips)
+    return _Compared(
+        rise=result.statistic,
+        p_value=result.p_value,
+        min_attainable_p=result.min_attainable_p,
+        detectable=rise_detectable_bits(rises, _strata(judged), tolerance_bits=rule.tolerance, share=share),
+        needed=None if needed is None else f"{needed} judged canaries",
+        note=ONE_RUN,
+        rose=[one for one in _most(judged, rises) if rises[[row.id for row in judged].index(one)] > rule.tolerance],
+        largest=float(rises.max()),
+    )
+
+
+def _same(
+    rule: SignificanceRule, old: AuditReport, policy: Policy, judged: Sequence[CanaryRow], *, paired: bool
+) -> list[CanaryRow]:
+    """The canaries of an older run to compare with: the same ones in the same order, or those the rule looks at there."""
+    if not paired:
+        return selected_canaries(old, policy, rule.select)
+    rows = {row.id: row for row in old.canaries if row.role == "canary"}
+    return [rows[row.id] for row in judged]
+
+
+def _bits(rows: Sequence[CanaryRow]) -> NDArray[np.float64]:
+    return np.array([sampled_bits(row) for row in rows])
+
+
+def _strata(rows: Sequence[CanaryRow]) -> list[object]:
+    return [(row.format, row.tier) for row in rows]
+
+
+def _most(judged: Sequence[CanaryRow], values: NDArray[np.float64]) -> list[str]:
+    return [judged[index].id for index in np.argsort(-values, kind="stable")[:NAMED]]
+
+
+def _cap_bits(rows: Sequence[CanaryRow]) -> float:
+    """The largest mean that sampled exposure can have; bits."""
+    return float(np.mean([np.log2(row.num_references + 1) for row in rows]))
+
+
+def _num_flips(share: float) -> int:
+    return NUM_FLIPS if share * NUM_FLIPS >= FLIPS_A_SHARE else MANY_FLIPS
+
+
+def _measured(
+    rule: SignificanceRule, judged: Sequence[CanaryRow], found: _Compared, drift: _Compared | None, *, note: str
+) -> Measured:
+    """Both comparisons as one test, Bonferroni over the two."""
+    many = 1 if drift is None else 2
+    worst = found if drift is None or found.p_value <= drift.p_value else drift
+    finding = f"exposure rose {found.rise:.2f} bits on average over {len(judged)} canaries ({rule.tolerance:g} tolerated)"
+    if drift is not None:
+        finding += f", and {drift.rise:.2f} over the anchor"
+    sees = min(one.detectable for one in (found, drift) if one is not None)
+    return Measured(
+        p_value=min(1.0, many * worst.p_value),
+        min_attainable_p=min(1.0, many * worst.min_attainable_p),
+        n=len(judged),
+        finding=finding,
+        needed=found.needed,
+        sees=f"a mean rise of {sees:.2f} bits",
+        detectable_bits=sees,
+        canaries=worst.rose,
+        figures={
+            "statistic": found.rise,
+            "tolerance_bits": rule.tolerance,
+            "margin": rule.tolerance - worst.rise,
+            "largest_rise": worst.largest,
+            "rise_over_anchor": drift.rise if drift is not None else None,
+        },
+        note=note,
+    )

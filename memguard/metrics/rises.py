@@ -1,0 +1,193 @@
+"""Did exposure rise from older training runs to a new one? One-sided tests beside the paired sign flips of `family`; bits.
+
+Two situations that sign flips do not know: several older runs, whose spread shows how much training alone moves the mean,
+and canaries that are not the same ones. Source: statistics specification, section 3, against the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from memguard.metrics.family import normal_quantile
+
+
+@dataclass(frozen=True)
+class RiseTest:
+    """A mean rise in bits with its one-sided p-value. `error` is the standard error, bits; `run_sd` that of whole runs."""
+
+    rise: float
+    p_value: float
+    error: float
+    degrees_of_freedom: float
+    n: int
+    method: str
+    run_sd: float | None = None
+
+    def critical(self, *, tolerance_bits: float, significance: float) -> float:
+        """Smallest mean rise at which the test fires at this significance; bits, tolerance included."""
+        return tolerance_bits + float(special.stdtrit(self.degrees_of_freedom, 1.0 - significance)) * self.error
+
+    def detectable(self, *, tolerance_bits: float, significance: float, power: float = 0.95) -> float:
+        """Smallest mean rise that is found with `power` at this significance; bits, tolerance included."""
+        return self.critical(tolerance_bits=tolerance_bits, significance=significance) + normal_quantile(power) * self.error
+
+
+def runs_rise_test(
+    new: ArrayLike,
+    runs: Sequence[ArrayLike],
+    strata: Sequence[object],
+    *,
+    tolerance_bits: float,
+    paired: bool = True,
+    over: ArrayLike | None = None,
+) -> RiseTest:
+    """Did the canaries rise by more than a tolerance over the mean of several runs, training noise included? Bits.
+
+    SE^2 = sd^2 / K + s_run^2 (1 + 1 / B) with the sd of the rises within strata and the sd of the B runs' means; t on B - 1
+    degrees of freedom. With few runs that is honest and weak: look at `detectable`.
+
+    Args:
+        new: exposure of the new run's canaries, shape (K,).
+        runs: the same of B >= 2 older runs, each shape (K,); in the same order where they are paired.
+        strata: K hashable labels (format x tier).
+        tolerance_bits: rise to be tolerated.
+        paired: the canaries are the same ones in all runs; otherwise the spread of whole runs holds that of canaries too.
+        over: the one run to rise over, in place of the mean of the runs, which then only tell how much training moves it.
+
+    Returns:
+        `RiseTest` with `run_sd`.
+
+    Raises:
+        ValueError: fewer than two runs, shapes that differ, or a figure that is not finite.
+
+    Example:
+        >>> found = runs_rise_test([3.0, 5.0], [[1.0, 2.0], [2.0, 3.0], [1.5, 2.5]], ["a", "a"], tolerance_bits=0.5)
+        >>> found.rise, found.degrees_of_freedom, round(found.run_sd, 3)
+        (2.0, 2.0, 0.5)
+
+    Source: statistics specification, section 3.
+    """
+    if len(runs) < 2:
+        raise ValueError(f"runs must hold at least two runs, got {len(runs)}.")
+    after = _checked(new, "new")
+    older = [_checked(run, "runs") for run in runs]
+    if paired and any(run.shape != after.shape for run in older):
+        raise ValueError("runs must hold one figure for each canary of new.")
+    means = np.array([float(run.mean()) for run in older])
+    run_sd = float(means.std(ddof=1))
+    one = None if over is None else _checked(over, "over")
+    if paired and one is not None and one.shape != after.shape:
+        raise ValueError("over must hold one figure for each canary of new.")
+    rise = float(after.mean() - (means.mean() if one is None else one.mean()))
+    # Where canaries are fresh in each run, the spread of the runs' means already holds that of the canaries.
+    within = 0.0
+    if paired:
+        within = _squared_error(after - (np.mean(older, axis=0) if one is None else one), strata)
+    error = math.sqrt(within + run_sd**2 * (1 + 1 / (len(runs) if one is None else 1)))
+    return RiseTest(
+        rise=rise,
+        p_value=_upper_tail(rise - tolerance_bits, error, len(runs) - 1),
+        error=error,
+        degrees_of_freedom=float(len(runs) - 1),
+        n=after.size,
+        method="t over accepted runs",
+        run_sd=run_sd,
+    )
+
+
+def unpaired_rise_test(
+    new: ArrayLike, old: ArrayLike, strata: Sequence[object], old_strata: Sequence[object], *, tolerance_bits: float
+) -> RiseTest:
+    """Are fresh canaries of the same design more exposed than the older ones, by more than a tolerance? Bits.
+
+    The difference of stratified means, weighted by the new run's strata, with Welch's degrees of freedom. Run-to-run
+    variation of training is not in it.
+
+    Args:
+        new: exposure of the new run's canaries, shape (K,).
+        old: exposure of the older run's canaries, shape (K_old,).
+        strata: K labels (format x tier); a label with fewer than two canaries on a side joins a common rest.
+        old_strata: K_old labels, of the same set.
+        tolerance_bits: rise to be tolerated.
+
+    Returns:
+        `RiseTest`.
+
+    Raises:
+        ValueError: fewer than two canaries on a side, strata that differ, or a figure that is not finite.
+
+    Example:
+        >>> found = unpaired_rise_test([3.0, 5.0, 4.0], [1.0, 2.0, 1.5], ["a"] * 3, ["a"] * 3, tolerance_bits=0.5)
+        >>> found.rise, round(found.p_value, 3)
+        (2.5, 0.027)
+
+    Source: statistics specification, section 3; Welch, Biometrika 34 (1947).
+    """
+    after, before = _checked(new, "new"), _checked(old, "old")
+    if after.size != len(strata) or before.size != len(old_strata):
+        raise ValueError("strata must have one label for each canary.")
+    if set(strata) != set(old_strata) or min(after.size, before.size) < 2:
+        raise ValueError("new and old must hold at least two canaries each, of the same strata.")
+    rise, parts = 0.0, []
+    cells = _cells(after, before, list(strata), list(old_strata))
+    total = sum(first.size for first, _ in cells)  # without a lone canary of its stratum
+    for first, second in cells:
+        weight = first.size / total
+        rise += weight * float(first.mean() - second.mean())
+        parts += [(weight**2 * float(side.var(ddof=1)) / side.size, side.size - 1) for side in (first, second)]
+    squared = math.fsum(part for part, _ in parts)
+    freedom = squared**2 / math.fsum(part**2 / size for part, size in parts) if squared > 0.0 else float(after.size)
+    error = math.sqrt(squared)
+    return RiseTest(
+        rise=rise,
+        p_value=_upper_tail(rise - tolerance_bits, error, freedom),
+        error=error,
+        degrees_of_freedom=freedom,
+        n=after.size,
+        method="stratified Welch t",
+    )
+
+
+def _cells(
+    after: NDArray[np.float64], before: NDArray[np.float64], strata: list[object], old_strata: list[object]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    small = {one for one in strata if min(strata.count(one), old_strata.count(one)) < 2}
+    labels = [None if one in small else one for one in strata]
+    old_labels = [None if one in small else one for one in old_strata]
+    return [
+        (after[[label == one for label in labels]], before[[label == one for label in old_labels]])
+        for one in dict.fromkeys(labels)
+        if min(labels.count(one), old_labels.count(one)) > 1
+    ]
+
+
+def _squared_error(values: NDArray[np.float64], strata: Sequence[object]) -> float:
+    """Squared standard error of the mean, with the variance taken within strata."""
+    if len(strata) != values.size:
+        raise ValueError("strata must have one label for each canary.")
+    squared = 0.0
+    counts = {one: list(strata).count(one) for one in strata}
+    labels = [one if counts[one] > 1 else None for one in strata]
+    for one in dict.fromkeys(labels):
+        members = values[[label == one for label in labels]]
+        squared += members.size * float(members.var(ddof=1)) if members.size > 1 else 0.0
+    return squared / values.size**2
+
+
+def _upper_tail(excess: float, error: float, freedom: float) -> float:
+    if error == 0.0:
+        return 0.0 if excess > 0.0 else 1.0
+    return float(special.stdtr(freedom, -excess / error))
+
+
+def _checked(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be a list of finite numbers.")
+    return array
