@@ -28,6 +28,7 @@ NAMES = (
     "greedy_extraction",
     "audit_vs_step",
     "audit_vs_memaudit",
+    "gate_cold_start",
 )
 RESULTS = Path(__file__).parent / "results"
 

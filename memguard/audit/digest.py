@@ -84,15 +84,29 @@ def adapter_base(folder: Path) -> str | None:
 
 
 def base_digest(folder: Path) -> str | None:
-    """sha256 of the manifest of an adapter's base, as hex. None: a whole model, or a base that is no folder here.
+    """sha256 of the manifest of an adapter's base, as hex. None: a whole model, or a base that is not here.
 
-    The name is resolved as a loader does: a relative one from the working directory.
+    The name is resolved as a loader does: a folder, a relative one from the working directory, or else the snapshot that the
+    Hub's cache holds of it.
 
     Raises:
         InputError: the configuration of the adapter or the base cannot be read.
     """
     name = adapter_base(folder)
-    return checkpoint_digest(Path(name)) if name and Path(name).is_dir() else None
+    base = _base_folder(name) if name else None
+    return checkpoint_digest(base) if base is not None else None
+
+
+def _base_folder(name: str) -> Path | None:
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json")
+    except (ImportError, ValueError):  # not installed, or no name that a repository can have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _read(folder: Path) -> dict[str, str] | None:

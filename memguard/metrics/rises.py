@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+import scipy
 
 from memguard.metrics.family import normal_quantile
 
@@ -31,7 +31,7 @@ class RiseTest:
 
     def critical(self, *, tolerance_bits: float, significance: float) -> float:
         """Smallest mean rise at which the test fires at this significance; bits, tolerance included."""
-        return tolerance_bits + float(special.stdtrit(self.degrees_of_freedom, 1.0 - significance)) * self.error
+        return tolerance_bits + float(scipy.special.stdtrit(self.degrees_of_freedom, 1.0 - significance)) * self.error
 
     def detectable(self, *, tolerance_bits: float, significance: float, power: float = 0.95) -> float:
         """Smallest mean rise that is found with `power` at this significance; bits, tolerance included."""
@@ -183,7 +183,7 @@ def _squared_error(values: NDArray[np.float64], strata: Sequence[object]) -> flo
 def _upper_tail(excess: float, error: float, freedom: float) -> float:
     if error == 0.0:
         return 0.0 if excess > 0.0 else 1.0
-    return float(special.stdtr(freedom, -excess / error))
+    return float(scipy.special.stdtr(freedom, -excess / error))
 
 
 def _checked(values: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -355,6 +355,24 @@ def test_a_whole_model_has_no_base_and_a_base_elsewhere_no_digest(plain: Path, t
         assert (adapter_base(folder), base_digest(folder)) == ("", None)
 
 
+def test_a_base_of_the_hub_is_the_snapshot_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    home = tmp_path / "cache" / "models--someone--model"
+    for name in ("config.json", "model.safetensors"):
+        blob = home / "blobs" / f"{name}-blob"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"{}")
+        link = home / "snapshots" / "abc" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("abc", encoding="utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = adapter(tmp_path / "lora", "someone/model")
+    assert base_digest(folder) == checkpoint_digest(home / "snapshots" / "abc")
+    assert base_digest(adapter(tmp_path / "other", "someone/else")) is None
+
+
 def test_a_broken_adapter_configuration_is_refused(tmp_path: Path) -> None:
     folder = adapter(tmp_path, "x")
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")

@@ -28,6 +28,16 @@ def test_strata_take_their_own_means_out_of_the_spread():
     assert runs_rise_test(new, runs, ["a"] * 4, tolerance_bits=0.5).error > 10 * apart.error
 
 
+def test_over_one_pinned_run_the_others_tell_the_spread_of_training_alone():
+    # Rises over the pinned run: 2 and 3, sd^2 = 0.5, so sd^2 / K = 0.25; s_run = 0.5 as above, times 1 + 1: 0.5.
+    runs = [[1.0, 2.0], [2.0, 3.0], [1.5, 2.5]]
+    found = runs_rise_test([3.0, 5.0], runs, ["a", "a"], tolerance_bits=0.5, over=[1.0, 2.0])
+    assert found.rise == 2.5
+    assert found.error == pytest.approx(np.sqrt(0.25 + 0.5), rel=1e-14)
+    assert found.degrees_of_freedom == 2.0
+    assert found.p_value == pytest.approx(float(stats.t.sf(2.0 / np.sqrt(0.75), 2)), rel=1e-12)
+
+
 def test_fresh_canaries_in_every_run_leave_the_spread_to_the_runs():
     found = runs_rise_test([3.0, 5.0], [[1.0, 2.0, 3.0], [2.0, 3.0]], ["a", "a"], tolerance_bits=0.0, paired=False)
     assert found.rise == 4.0 - 2.25
@@ -107,6 +117,10 @@ def test_the_detectable_rise_is_found_about_95_times_in_100():
             "new must be a list of finite",
         ),
         (lambda: runs_rise_test([1.0, 2.0], [[1.0, 2.0]] * 2, ["a"], tolerance_bits=0.5), "one label for each canary"),
+        (
+            lambda: runs_rise_test([1.0, 2.0], [[1.0, 2.0]] * 2, ["a", "a"], tolerance_bits=0.5, over=[1.0]),
+            "over must hold one figure",
+        ),
         (lambda: unpaired_rise_test([1.0], [1.0], ["a"], ["a"], tolerance_bits=0.5), "at least two canaries"),
         (lambda: unpaired_rise_test([1.0, 2.0], [1.0, 2.0], ["a", "b"], ["a", "a"], tolerance_bits=0.5), "same strata"),
         (lambda: unpaired_rise_test([1.0, 2.0], [1.0, 2.0], ["a"], ["a", "a"], tolerance_bits=0.5), "one label for each"),
