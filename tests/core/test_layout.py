@@ -22,6 +22,7 @@ FORBIDDEN = {
     "metrics": "audit canaries scoring reporting gates callbacks",
     "scoring": "metrics audit canaries reporting gates callbacks",
     "canaries": "metrics audit scoring reporting gates callbacks",
+    "tracing": "metrics audit scoring reporting gates callbacks",
     "audit": "gates callbacks",
     "reporting": "metrics canaries scoring gates callbacks",
     "gates": "callbacks canaries scoring reporting",

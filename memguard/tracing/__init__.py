@@ -1,0 +1,28 @@
+"""Which training text a generation came from: an index of the corpus, and the tracer that asks it.
+
+Imports no torch and no model. `build_index` and `IndexWriter` make an index, `CorpusIndex` opens one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memguard.tracing.corpus_index import CorpusIndex
+    from memguard.tracing.index_build import build_index
+    from memguard.tracing.index_writer import IndexWriter
+
+_HOMES = {
+    "CorpusIndex": "corpus_index",
+    "IndexWriter": "index_writer",
+    "build_index": "index_build",
+}
+__all__ = ["CorpusIndex", "IndexWriter", "build_index"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
