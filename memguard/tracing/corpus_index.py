@@ -21,7 +21,7 @@ from memguard.errors import InputError
 from memguard.tracing.manifest import IndexManifest, check_sizes, describe_file, load_manifest
 from memguard.tracing.search import Patterns, Text
 from memguard.tracing.shard import ShardFiles, open_shard
-from memguard.tracing.spans import SpanTable, maximal_spans
+from memguard.tracing.spans import Rows, SpanTable, maximal_spans
 
 Ints = NDArray[np.int64]
 MAX_TOKENS_TOGETHER = 1 << 16  # of queries; bounds the memory of a batch at some 10 MB
@@ -29,26 +29,14 @@ MAX_LISTED = 1 << 16  # occurrences read at once while documents are counted
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows [low, high) of every shard that begin with each of P patterns; shapes (shards, P)."""
-
-    low: Ints
-    high: Ints
-
-    @property
-    def counts(self) -> Ints:
-        """Occurrences, every shard together; shape (P,)."""
-        total: Ints = (self.high - self.low).sum(axis=0)
-        return total
-
-
-@dataclass(frozen=True)
 class Occurrence:
-    """One place of a pattern: shard, token position in it, document by its number in the whole index."""
+    """One place of a pattern: shard, token position in it, document by its number in the whole index, and its bounds there."""
 
     shard: int
     position: int
     document: int
+    start: int
+    end: int
 
 
 class CorpusIndex:
@@ -144,18 +132,20 @@ class CorpusIndex:
             InputError: as `match_lengths`.
         """
         arrays = self._checked(queries)
-        parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+        parts: list[tuple[Ints, ...]] = []
         done = 0
         for batch in _batches(arrays):
             flat, bounds = _joined(batch, self._dtype)
             query, start, end = maximal_spans(self._match_lengths(flat, bounds), bounds, min_tokens=min_tokens)
             offset = bounds[query]
-            parts.append((query + done, start, end, self._rows(Patterns(Text(flat), start + offset, end + offset)).counts))
+            rows = self._rows(Patterns(Text(flat), start + offset, end + offset))
+            parts.append((query + done, start, end, rows.low, rows.high))
             done += len(batch)
         if not parts:
-            nothing = np.zeros(0, dtype=np.int64)
-            return SpanTable(nothing, nothing, nothing, nothing)
-        return SpanTable(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            none, no_rows = np.zeros(0, dtype=np.int64), np.zeros((len(self.shards), 0), dtype=np.int64)
+            return SpanTable(none, none, none, Rows(no_rows, no_rows))
+        query, start, end, low, high = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+        return SpanTable(query, start, end, Rows(low, high))
 
     def find(self, patterns: Sequence[ArrayLike]) -> Rows:
         """The rows that begin with each pattern.
@@ -183,22 +173,28 @@ class CorpusIndex:
             limit: places at most.
             seed: of the sample. Depends on nothing else, so that a batch gives what single queries give.
         """
-        low, counts = rows.low[:, pattern], rows.high[:, pattern] - rows.low[:, pattern]
-        total = int(counts.sum())
+        lows, highs = rows.low[:, pattern].tolist(), rows.high[:, pattern].tolist()
+        total = sum(highs) - sum(lows)
         if total <= limit:
             chosen = np.arange(total)
         else:
-            generator = np.random.default_rng([seed, total, *map(int, low)])
+            generator = np.random.default_rng([seed, total, *lows])
             chosen = np.sort(generator.choice(total, size=limit, replace=False, shuffle=False))
-        ends = np.cumsum(counts)
         places: list[Occurrence] = []
-        for number, shard in enumerate(self.shards):
-            mine = chosen[(chosen >= ends[number] - counts[number]) & (chosen < ends[number])]
-            if mine.size:
-                positions = shard.table.positions(mine - (ends[number] - counts[number]) + low[number])
-                documents = shard.documents_of(positions) + self._first_documents[number]
-                places += [Occurrence(number, *pair) for pair in zip(positions.tolist(), documents.tolist(), strict=True)]
+        done = 0
+        for number, (shard, low, high) in enumerate(zip(self.shards, lows, highs, strict=True)):
+            if high > low:
+                mine = chosen[(chosen >= done) & (chosen < done + high - low)] - done + low
+                places += self._places(number, shard.table.positions(mine))
+                done += high - low
         return sorted(places, key=lambda place: (place.document, place.position))
+
+    def _places(self, number: int, positions: Ints) -> list[Occurrence]:
+        shard = self.shards[number]
+        documents = shard.documents_of(positions)
+        starts, ends = shard.bounds_of(documents)
+        columns = (positions, documents + self._first_documents[number], starts, ends)
+        return [Occurrence(number, *values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def num_documents_with(self, rows: Rows, pattern: int) -> int:
         """Documents that hold a pattern; reads every occurrence, a part at a time."""
@@ -214,11 +210,13 @@ class CorpusIndex:
     def bounds(self, document: int) -> tuple[int, int, int]:
         """Shard of a document and its token positions [start, end) there."""
         number, inside = self._locate(document)
-        return (number, *self.shards[number].bounds(inside))
+        starts, ends = self.shards[number].bounds_of(np.array([inside]))
+        return number, int(starts[0]), int(ends[0])
 
-    def ids(self, shard: int, start: int, end: int) -> NDArray[np.int64]:
-        """Token ids of a stretch of a shard."""
-        return np.asarray(self.shards[shard].table.tokens[start:end], dtype=np.int64)
+    def ids(self, shard: int, start: int, end: int) -> NDArray[Any]:
+        """Token ids of a stretch of a shard, of the type they are stored in."""
+        found: NDArray[Any] = self.shards[shard].table.tokens[start:end]
+        return found
 
     def metadata(self, document: int) -> dict[str, Any]:
         """What was stored with a document."""

@@ -39,12 +39,12 @@ class ShardFiles:
         """Which document each token position lies in, by its number in the shard."""
         return np.searchsorted(self.offsets, (positions * self.table.tokens.itemsize).astype(np.uint64), side="right") - 1
 
-    def bounds(self, document: int) -> tuple[int, int]:
-        """Token positions [start, end) of a document, its separator left out."""
-        start = int(self.offsets[document]) // self.table.tokens.itemsize + 1
-        is_last = document + 1 == self.num_documents
-        end = self.table.size if is_last else int(self.offsets[document + 1]) // self.table.tokens.itemsize
-        return start, end
+    def bounds_of(self, documents: Ints) -> tuple[Ints, Ints]:
+        """Token positions [start, end) of documents, their separators left out."""
+        width = self.table.tokens.itemsize
+        last = self.num_documents - 1
+        following = self.offsets[np.minimum(documents + 1, last)].astype(np.int64) // width
+        return self.offsets[documents].astype(np.int64) // width + 1, np.where(documents < last, following, self.table.size)
 
     def metadata_of(self, document: int) -> dict[str, Any]:
         """What was stored with a document; empty where nothing was."""
@@ -69,7 +69,7 @@ def open_shard(folder: Path, number: int, token_dtype: str) -> ShardFiles:
     width = TOKEN_BYTES[token_dtype]
     tokens = _map(folder / f"tokenized.{number}", f"<u{width}")
     table = _map(folder / f"table.{number}", "u1")
-    offsets = _map(folder / f"offset.{number}", "<u8")
+    offsets = np.asarray(_map(folder / f"offset.{number}", "<u8"))
     if table.size != tokens.size * pointer_bytes(tokens.nbytes):
         raise InputError(f"'table.{number}' holds {table.size} bytes, which do not fit {tokens.size} tokens.")
     if int(offsets[0]) != 0 or int(offsets[-1]) >= tokens.nbytes or int(tokens[0]) != np.iinfo(tokens.dtype).max:

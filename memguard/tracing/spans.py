@@ -17,6 +17,20 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows [low, high) of every shard's table that begin with each of P patterns; shapes (shards, P)."""
+
+    low: Ints
+    high: Ints
+
+    @property
+    def counts(self) -> Ints:
+        """Occurrences, every shard together; shape (P,)."""
+        total: Ints = (self.high - self.low).sum(axis=0)
+        return total
+
+
+@dataclass(frozen=True)
 class SpanTable:
     """The maximal spans of a batch, by query and then by place.
 
@@ -24,13 +38,18 @@ class SpanTable:
         query: which query each belongs to, ascending, shape (S,).
         start: first token in its query, shape (S,).
         end: behind the last, shape (S,).
-        count: occurrences in the corpus, every shard together, shape (S,).
+        rows: where they stand in the tables.
     """
 
     query: Ints
     start: Ints
     end: Ints
-    count: Ints
+    rows: Rows
+
+    @property
+    def count(self) -> Ints:
+        """Occurrences of each in the corpus; shape (S,)."""
+        return self.rows.counts
 
     def __len__(self) -> int:
         return len(self.query)

@@ -1,0 +1,151 @@
+"""Decides on characters what tokens only suggest: is a generation in a document, verbatim or but for spelling.
+
+A copy that begins or ends inside a token is encoded otherwise at its ends, so that token ids find all of it in about 4% of
+cases. A match of tokens is therefore taken as a place, and grown to both sides on the bytes that tokens write, then on
+normalised text.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.tracing.corpus_index import CorpusIndex, Occurrence
+from memguard.tracing.normalised import normalise, normalise_with_offsets
+from memguard.tracing.token_text import TokenText, trimmed
+
+FIRST_TOKENS = 4  # read beside a match at first; most end there
+SHARED = 6  # tokens of a match that are read on with what lies beside it
+NEARBY = 32  # bytes beside a match that must agree before a whole window is looked at
+SLACK = 8  # characters of them that a cut cluster or a run of blanks may take
+SPELLING_SLACK = 64  # tokens more that another spelling of the same text may take, besides half as many again
+
+
+@dataclass(frozen=True)
+class PlainGeneration:
+    """A generation as tokens and as the bytes they write.
+
+    Args:
+        ids: without prompt and special tokens, shape (T,).
+        raw: UTF-8, whole characters.
+        offsets: the byte where each token begins in `raw`, and the end, clipped to it; shape (T + 1,).
+    """
+
+    ids: NDArray[np.int64]
+    raw: bytes
+    offsets: NDArray[np.int64]
+
+    @property
+    def text(self) -> str:
+        return self.raw.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class TextMatch:
+    """Bytes [start, end) of a generation that a document has too."""
+
+    start: int
+    end: int
+
+
+class DocumentReader:
+    """Reads documents around places, as bytes."""
+
+    def __init__(self, index: CorpusIndex, token_text: TokenText) -> None:
+        self._index, self._token_text = index, token_text
+
+    def window(self, place: Occurrence, before: int, after: int) -> bytes:
+        """Bytes of the tokens from `before` ahead of a place to `after` behind it, inside its document."""
+        return trimmed(self._stretch(place, place.position - before, place.position + after))
+
+    def grow(self, one: PlainGeneration, span: tuple[int, int], place: Occurrence) -> TextMatch:
+        """The longest verbatim stretch of a generation around a span of tokens that a document has at a place.
+
+        Args:
+            one: the generation.
+            span: its tokens [start, end) that stand at the place.
+            place: an occurrence of the span.
+        """
+        begin, end = int(one.offsets[span[0]]), int(one.offsets[span[1]])
+        left = self._shared(one.raw[:begin][::-1], place.shard, place.position, place.start)
+        right = self._shared(one.raw[end:], place.shard, place.position + span[1] - span[0], place.end)
+        return TextMatch(begin - left, end + right)
+
+    def _shared(self, wanted: bytes, shard: int, position: int, limit: int) -> int:
+        """Bytes of `wanted` that a document goes on with; backwards where the limit lies before the position."""
+        count = FIRST_TOKENS
+        while True:
+            if limit < position:
+                ids = self._index.ids(shard, max(limit, position - count), position)
+                there = self._token_text.bytes_of(ids.tolist())[::-1]
+            else:
+                there = self._token_text.bytes_of(self._index.ids(shard, position, min(limit, position + count)).tolist())
+            shared = len(os.path.commonprefix([wanted, there]))  # noqa: RUF071
+            if shared < len(there) or shared == len(wanted) or count >= abs(position - limit):
+                return shared
+            count *= 4
+
+    def has_normalised(self, one: PlainGeneration, wanted: str, span: tuple[int, int], place: Occurrence) -> bool:
+        """Whether a document has the normalised generation around a place.
+
+        Args:
+            one: the generation.
+            wanted: `normalise(one.text).strip()`.
+            span: its tokens that stand at the place.
+            place: an occurrence of the span.
+        """
+        before, after = span[0], len(one.ids) - span[0]
+        if not self._agrees_nearby(one, span, place):
+            return False
+        window = self.window(place, before + before // 2 + SPELLING_SLACK, after + after // 2 + SPELLING_SLACK)
+        return wanted in normalise(window.decode(errors="replace"))
+
+    def _agrees_nearby(self, one: PlainGeneration, span: tuple[int, int], place: Occurrence) -> bool:
+        """Whether both texts go on alike beside a match, as far as can be said from a few characters."""
+        inside = min((span[1] - span[0] + 1) // 2, SHARED)  # tokens of the match that are read with what lies beside it
+        first, last = int(one.offsets[span[0]]), int(one.offsets[span[1]])
+        behind = place.position + span[1] - span[0]
+        right = one.raw[last : last + NEARBY], self._stretch(place, behind, behind + FIRST_TOKENS)
+        if _certainly_differ(*right):
+            return False
+        left = one.raw[max(0, first - NEARBY) : first], self._stretch(place, place.position - FIRST_TOKENS, place.position)
+        if _certainly_differ(left[0][::-1], left[1][::-1]):
+            return False
+        cut = int(one.offsets[span[1] - inside])
+        if not _alike(one.raw[cut : last + NEARBY], self._stretch(place, behind - inside, behind + NEARBY), forward=True):
+            return False
+        cut = int(one.offsets[span[0] + inside])
+        there = self._stretch(place, place.position - NEARBY, place.position + inside)
+        return _alike(one.raw[max(0, first - NEARBY) : cut], there, forward=False)
+
+    def _stretch(self, place: Occurrence, first: int, last: int) -> bytes:
+        """Bytes of the tokens [first, last) of a shard, inside a document."""
+        ids = self._index.ids(place.shard, max(place.start, first), min(place.end, last))
+        return self._token_text.bytes_of(ids.tolist())
+
+    def locate_normalised(self, wanted: str, window: bytes) -> tuple[int, int] | None:
+        """Characters of a window's text that hold the normalised generation; None where it does not."""
+        normalised = normalise_with_offsets(window.decode(errors="replace"))
+        start = normalised.text.find(wanted)
+        return normalised.original(start, start + len(wanted)) if start >= 0 and wanted else None
+
+
+def _certainly_differ(mine: bytes, theirs: bytes) -> bool:
+    """Whether two texts that go on from a match part at letters that no spelling makes equal; cheap, and often true."""
+    shared = len(os.path.commonprefix([mine, theirs]))  # noqa: RUF071
+    if min(len(mine), len(theirs)) <= shared or len(mine) - shared <= SLACK:
+        return False
+    pair = mine[shared : shared + 1], theirs[shared : shared + 1]
+    return pair[0].isalnum() and pair[1].isalnum() and pair[0].lower() != pair[1].lower()
+
+
+def _alike(mine: bytes, theirs: bytes, *, forward: bool) -> bool:
+    """Whether the shorter of two stretches, normalised, is the beginning (or the end) of the other, but for a few letters."""
+    pair = [normalise(raw.decode(errors="ignore")).strip() for raw in (mine, theirs)]
+    if not forward:
+        pair = [text[::-1] for text in pair]
+    shared = len(os.path.commonprefix(pair))  # noqa: RUF071
+    return shared >= min(len(pair[0]), len(pair[1])) - SLACK
