@@ -29,6 +29,9 @@ NAMES = (
     "audit_vs_step",
     "audit_vs_memaudit",
     "gate_cold_start",
+    "trace_spans",
+    "trace_full",
+    "index_build",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
+import os
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, given
 
 
+def cpu_timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of one call, those of its threads and child processes with it, and what it gave."""
+    began = os.times()
+    given = call()
+    ended = os.times()
+    return sum(ended[:4]) - sum(began[:4]), given
+
+
 def repeated(call: Callable[[], Any], *, runs: int) -> tuple[float, Any]:
     """Median seconds of some calls, and what the last one gave."""
     taken = [timed(call) for _ in range(runs)]
@@ -50,11 +59,22 @@ def repeated(call: Callable[[], Any], *, runs: int) -> tuple[float, Any]:
 
 def alternate(baseline: Callable[[], Any], ours: Callable[[], Any], *, runs: int) -> Pair:
     """Both ways in turns, so that a busy machine slows both; the median leaves out a slow first run."""
+    return _in_turns(baseline, ours, runs, timed)
+
+
+def cpu_alternate(baseline: Callable[[], Any], ours: Callable[[], Any], *, runs: int) -> Pair:
+    """`alternate` by CPU seconds, for ways that use several threads or processes."""
+    return _in_turns(baseline, ours, runs, cpu_timed)
+
+
+def _in_turns(
+    baseline: Callable[[], Any], ours: Callable[[], Any], runs: int, measured: Callable[[Callable[[], Any]], tuple[float, Any]]
+) -> Pair:
     seconds: dict[Callable[[], Any], list[float]] = {baseline: [], ours: []}
     given: dict[Callable[[], Any], Any] = {}
     for _ in range(runs):
         for way in (baseline, ours):
-            took, given[way] = timed(way)
+            took, given[way] = measured(way)
             seconds[way].append(took)
     medians = {way: statistics.median(taken) for way, taken in seconds.items()}
     return Pair(medians[baseline], medians[ours], given[baseline], given[ours], runs)

@@ -37,7 +37,11 @@ BOUNDS = {
     "audit_vs_step": {"max_abs_err": 1e-4},
     "audit_vs_memaudit": {"max_abs_err": 1e-3},
     "gate_cold_start": {"max_abs_err": 0.0},
+    "trace_spans": {"max_abs_err": 0.0},
+    "trace_full": {"max_abs_err": 0.0},
+    "index_build": {"max_abs_err": 0.0},
 }
+NEEDS = {"audit_vs_memaudit": "memaudit", "trace_spans": "infini_gram", "index_build": "infini_gram"}
 FACTS: dict[str, dict[str, Any]] = {
     "exposure_enumeration": {"num_candidates": 1000, "num_compared": 1000},
     "exact_rank": {"is_exact": True, "is_exact_near": True, "secret_space_size": 10**15},
@@ -45,6 +49,9 @@ FACTS: dict[str, dict[str, Any]] = {
     "greedy_extraction": {"identical_outcomes": True},
     "audit_vs_memaudit": {"identical_outcomes": True},
     "gate_cold_start": {"identical_decisions": True},
+    "trace_spans": {"identical_spans": True},
+    "trace_full": {"identical_outcomes": True},
+    "index_build": {"identical_table": True},
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BENCH.exists(), reason="benchmarks are not part of an installed wheel")]
@@ -58,8 +65,8 @@ def run_bench(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", list(BOUNDS))
 def test_a_bench_runs_and_is_right(name: str) -> None:
-    if name == "audit_vs_memaudit" and importlib.util.find_spec("memaudit") is None:
-        pytest.skip("memaudit is not installed")
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
     done = run_bench(name)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()

@@ -34,6 +34,8 @@ LIGHT = [
     "memguard.cli",
     "memguard.audit.report",
     "memguard.reporting",
+    "memguard.tracing",
+    "memguard.tracing.simpletrace",
     "memguard.callbacks",
 ]
 
