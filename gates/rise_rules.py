@@ -24,7 +24,7 @@ from memguard.metrics.family import paired_rise_test
 from memguard.metrics.rises import runs_rise_test, unpaired_rise_test
 
 NUM_FLIPS, MANY_FLIPS = 9_999, 99_999
-FLIPS_A_SHARE = 10  # flips expected at the level: fewer make the p-value coarse
+FLIPS_A_SHARE = 9  # flips expected at the level: fewer make the p-value coarse
 NAMED = 5
 ONE_RUN = "one baseline run: seed-to-seed variation is not in this test"
 MISSING = "there is no baseline to compare with; accept one with --accept"
@@ -109,9 +109,9 @@ def _compare(
 ) -> _Compared:
     """With all accepted runs where they are enough to tell a rise from their spread, else with the newest; or the anchor."""
     like = [run for run in baseline.runs if not comparability(report, run.report, comparable=policy.comparable)]
-    single = _with_one(rule, report, policy, judged, (anchor or like[-1]).report, share)
+    one = (anchor or like[-1]).report
     if len(like) < 2:
-        return single
+        return _with_one(rule, report, policy, judged, one, share)
     paired = all(is_paired(report, run.report) for run in [*like, *([anchor] if anchor is not None else [])])
     older = [_bits(_same(rule, run.report, policy, judged, paired=paired)) for run in like]
     over = None if anchor is None else _bits(_same(rule, anchor.report, policy, judged, paired=paired))
@@ -121,10 +121,11 @@ def _compare(
         note = (
             f"{len(like)} accepted runs are too few to tell a rise from seed-to-seed variation; compared with the newest alone"
         )
-        return replace(single, note=note)
+        return replace(_with_one(rule, report, policy, judged, one, share), note=note)
     detectable = found.detectable(tolerance_bits=rule.tolerance, significance=share)
     note = f"over {len(like)} accepted runs, whose means vary by {found.run_sd:.2f} bits (sd)"
-    return _Compared(found.rise, found.p_value, 0.0, detectable, None, note, single.rose, single.largest)
+    rose, largest = _rose(rule, judged, _same(rule, one, policy, judged, paired=paired), paired=paired)
+    return _Compared(found.rise, found.p_value, 0.0, detectable, None, note, rose, largest)
 
 
 def _with_one(
@@ -138,9 +139,11 @@ def _with_one(
         )
         detectable = welch.detectable(tolerance_bits=rule.tolerance, significance=share)
         note = f"fresh secrets of the same design; {ONE_RUN}"
-        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, _most(judged, _bits(judged)), None)
+        rose, largest = _rose(rule, judged, before, paired=False)
+        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, rose, largest)
     rises, num_flips = _bits(judged) - _bits(before), _num_flips(share)
     needed = canaries_needed(share, num_flips)
+    rose, largest = _rose(rule, judged, before, paired=True)
     result = paired_rise_test(rises, _strata(judged), tolerance_bits=rule.tolerance, num_flips=num_flips)
     return _Compared(
         rise=result.statistic,
@@ -149,8 +152,8 @@ def _with_one(
         detectable=rise_detectable_bits(rises, _strata(judged), tolerance_bits=rule.tolerance, share=share),
         needed=None if needed is None else f"{needed} judged canaries",
         note=ONE_RUN,
-        rose=[one for one in _most(judged, rises) if rises[[row.id for row in judged].index(one)] > rule.tolerance],
-        largest=float(rises.max()),
+        rose=rose,
+        largest=largest,
     )
 
 
@@ -172,8 +175,13 @@ def _strata(rows: Sequence[CanaryRow]) -> list[object]:
     return [(row.format, row.tier) for row in rows]
 
 
-def _most(judged: Sequence[CanaryRow], values: NDArray[np.float64]) -> list[str]:
-    return [judged[index].id for index in np.argsort(-values, kind="stable")[:NAMED]]
+def _rose(
+    rule: SignificanceRule, judged: Sequence[CanaryRow], before: Sequence[CanaryRow], *, paired: bool
+) -> tuple[list[str], float | None]:
+    """Ids of the canaries that rose most, and the largest rise in bits; of the most exposed ones where they are no pairs."""
+    values = _bits(judged) - _bits(before) if paired else _bits(judged)
+    order = [index for index in np.argsort(-values, kind="stable")[:NAMED] if not paired or values[index] > rule.tolerance]
+    return [judged[index].id for index in order], float(values.max()) if paired else None
 
 
 def _cap_bits(rows: Sequence[CanaryRow]) -> float:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from memguard import cli_keys, cli_promote, cli_watch
+from memguard import cli_index, cli_keys, cli_promote, cli_watch
 from memguard.errors import CanaryError, EvidenceError, InputError, MemguardError
 
 NOT_REACHED, USAGE, NO_EVIDENCE, INFRASTRUCTURE = 1, 2, 3, 4
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_promote.app, name="promote")
 app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_index.index_app, name="index")
 state: dict[str, bool] = {"quiet": False, "speaks": True}  # of several ranks, the first one speaks
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
@@ -274,6 +275,7 @@ def _tell_ci(decision: Any, report: Path, files: dict[str, Path | None], *, gith
 
 
 app.command("sign")(cli_keys.sign_command)
+app.command("trace")(cli_index.trace)
 
 
 @app.command()

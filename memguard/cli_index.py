@@ -275,9 +275,3 @@ class _progress:  # noqa: N801  # used as a function
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-
-
-def mount(app: typer.Typer) -> None:
-    """Put both commands on the executable."""
-    app.add_typer(index_app)
-    app.command()(trace)

@@ -69,8 +69,8 @@ def _draw_sharing(rng: np.random.Generator, num_canaries: int, num_non_members: 
     """Non-members above each of K canaries at random places among the same N, shape (K, size).
 
     Polya's urn: the count of canary k is one of 0..N or that of one of the k canaries before it, all N + 1 + k alike. Every
-    composition of N into K + 1 gaps comes out as often, as it does for a uniform K-subset of K + N places. Over ten times faster
-    than to draw the gaps one by one, which took longer than all else that a gate does.
+    composition of N into K + 1 gaps comes out as often, as it does for a uniform K-subset of K + N places. Over ten times
+    faster than to draw the gaps one by one, which took longer than all else that a gate does.
     """
     above = np.empty((num_canaries, size), dtype=np.int64)
     for k, counts in enumerate(above):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 import scipy
+from numpy.typing import ArrayLike, NDArray
 
 from memguard.metrics.family import normal_quantile
 

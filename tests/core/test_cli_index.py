@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizer_kinds import built
 
-from memguard import cli, cli_index
+from memguard import cli
 from memguard.tracing.manifest import MANIFEST_NAME
 
 TEXTS = ["The parser reads the whole input twice, said nobody.", "Æblegrød med fløde, tak, sagde Åge til værten."]
@@ -32,8 +32,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the executable's own entry in this process; gives exit code, stdout, stderr."""
-    if not any(command.callback is cli_index.trace for command in cli.app.registered_commands):
-        cli_index.mount(cli.app)
     monkeypatch.chdir(place)
 
     def called(*arguments: Any) -> tuple[int, str, str]:
