@@ -25,6 +25,7 @@ from memguard.metrics.rises import runs_rise_test, unpaired_rise_test
 
 NUM_FLIPS, MANY_FLIPS = 9_999, 99_999
 FLIPS_A_SHARE = 9  # flips expected at the level: fewer make the p-value coarse
+MIN_RUNS = 4  # below, t on B - 1 degrees of freedom fires at hardly any rise that sampled exposure could show
 NAMED = 5
 ONE_RUN = "one baseline run: seed-to-seed variation is not in this test"
 MISSING = "there is no baseline to compare with; accept one with --accept"
@@ -83,6 +84,9 @@ def measure_rise(
     try:
         found = _compare(rule, report, policy, judged, baseline, level)
         drift = _compare(rule, report, policy, judged, baseline, level, anchor) if anchor is not None else None
+        if drift is not None and drift.min_attainable_p > level:
+            anchor_note, drift = "not compared with the anchor: training runs vary too much for that", None
+            found = _compare(rule, report, policy, judged, baseline, share)
     except EvidenceError as error:
         return Unmeasured("baseline", "insufficient evidence", str(error))
     notes = [baseline.notice, found.note, anchor_note]
@@ -107,25 +111,26 @@ def _compare(
     share: float,
     anchor: AcceptedRun | None = None,
 ) -> _Compared:
-    """With all accepted runs where they are enough to tell a rise from their spread, else with the newest; or the anchor."""
+    """With the spread of all accepted runs where they are enough to know it, else with one run: the newest, or the anchor."""
     like = [run for run in baseline.runs if not comparability(report, run.report, comparable=policy.comparable)]
     one = (anchor or like[-1]).report
-    if len(like) < 2:
-        return _with_one(rule, report, policy, judged, one, share)
+    if len(like) < MIN_RUNS:
+        single = _with_one(rule, report, policy, judged, one, share)
+        few = (
+            f"{len(like)} accepted runs are too few to know how much training alone moves the mean: the newest is compared with"
+        )
+        return replace(single, note=few) if len(like) > 1 else single
     paired = all(is_paired(report, run.report) for run in [*like, *([anchor] if anchor is not None else [])])
     older = [_bits(_same(rule, run.report, policy, judged, paired=paired)) for run in like]
     over = None if anchor is None else _bits(_same(rule, anchor.report, policy, judged, paired=paired))
     found = runs_rise_test(_bits(judged), older, _strata(judged), tolerance_bits=rule.tolerance, paired=paired, over=over)
     room = _cap_bits(judged) - float(np.mean([values.mean() for values in older]))
-    if found.critical(tolerance_bits=rule.tolerance, significance=share) > room:
-        note = (
-            f"{len(like)} accepted runs are too few to tell a rise from seed-to-seed variation; compared with the newest alone"
-        )
-        return replace(_with_one(rule, report, policy, judged, one, share), note=note)
+    least = found.p_value_of(room, tolerance_bits=rule.tolerance)
     detectable = found.detectable(tolerance_bits=rule.tolerance, significance=share)
     note = f"over {len(like)} accepted runs, whose means vary by {found.run_sd:.2f} bits (sd)"
     rose, largest = _rose(rule, judged, _same(rule, one, policy, judged, paired=paired), paired=paired)
-    return _Compared(found.rise, found.p_value, 0.0, detectable, None, note, rose, largest)
+    needed = "accepted runs that vary less, or more of them,"
+    return _Compared(found.rise, max(found.p_value, least), least, detectable, needed, note, rose, largest)
 
 
 def _with_one(

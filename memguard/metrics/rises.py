@@ -29,13 +29,14 @@ class RiseTest:
     method: str
     run_sd: float | None = None
 
-    def critical(self, *, tolerance_bits: float, significance: float) -> float:
-        """Smallest mean rise at which the test fires at this significance; bits, tolerance included."""
-        return tolerance_bits + float(scipy.special.stdtrit(self.degrees_of_freedom, 1.0 - significance)) * self.error
+    def p_value_of(self, rise: float, *, tolerance_bits: float) -> float:
+        """The p-value that a mean rise of so many bits would have had, 0..1."""
+        return _upper_tail(rise - tolerance_bits, self.error, self.degrees_of_freedom)
 
     def detectable(self, *, tolerance_bits: float, significance: float, power: float = 0.95) -> float:
         """Smallest mean rise that is found with `power` at this significance; bits, tolerance included."""
-        return self.critical(tolerance_bits=tolerance_bits, significance=significance) + normal_quantile(power) * self.error
+        critical = float(scipy.special.stdtrit(self.degrees_of_freedom, 1.0 - significance))
+        return tolerance_bits + (critical + normal_quantile(power)) * self.error
 
 
 def runs_rise_test(

@@ -291,9 +291,11 @@ def test_a_bad_checkpoint_is_recorded_skipped_and_tried_again_only_when_its_file
     assert report.status == "invalid"
     assert report.canaries == []
     assert str(run.folder) not in report.model_dump_json()
+    before = state_of(folder)
     again, audited = run.watch()
     assert audited == []
     assert run.outcomes(again)["checkpoint-2"] == "invalid"
+    assert state_of(folder) == before
 
     for path in folder.glob("*.*"):
         path.unlink()
@@ -405,10 +407,16 @@ def test_a_failure_never_takes_the_place_of_a_valid_report_of_the_same_files(run
     again, audited = run.watch()
     assert (audited, run.outcomes(again)) == ([], {"checkpoint-1": "invalid"})
 
-    (folder / "memguard_audit" / "failed.json").unlink()
+    failed = folder / "memguard_audit" / "failed.json"
+    text = failed.read_text(encoding="utf-8")
+    failed.unlink()
     _, audited = run.watch()
     assert audited == ["checkpoint-1"]
     assert report_of(folder).is_full
+    failed.write_text(text, encoding="utf-8")
+    run.save(1)
+    run.watch()
+    assert not failed.exists()  # it was about other files
 
 
 def test_a_report_that_the_callback_ends_later_does_not_cost_another_audit(run: Run) -> None:

@@ -52,11 +52,28 @@ def test_a_common_shift_of_whole_runs_is_no_rise_over_many_runs_and_one_over_a_s
 
 def test_two_runs_are_too_few_to_know_their_spread_so_the_newest_alone_is_compared_with(make_report, policy, of_runs):
     found = rule_of(decide(make_report(1), policy, of_runs(make_report(2), make_report(3))))
-    assert (
-        "2 accepted runs are too few to tell a rise from seed-to-seed variation; compared with the newest alone" in found.reason
-    )
+    assert "2 accepted runs are too few to know how much training alone moves the mean: the newest is compared" in found.reason
     worse = rule_of(decide(make_report(1, shift=8.0), policy, of_runs(make_report(2), make_report(3))))
     assert worse.outcome == "block"
+
+
+def test_runs_that_vary_too_much_for_any_rise_to_be_seen_are_no_evidence(make_report, policy, of_runs):
+    # Means of about 0.1 and 7 bits in turn: no rise that sampled exposure can show would stand out of that.
+    runs = [make_report(10 + index, shift=-6.0 if index % 2 else 7.0) for index in range(8)]
+    decision = decide(make_report(1), policy, of_runs(*runs))
+    found = rule_of(decision)
+    assert found.outcome == "insufficient evidence"
+    assert "accepted runs that vary less, or more of them, would be needed" in found.reason
+    assert decision.exit_code == 3
+
+
+def test_an_anchor_that_no_rise_could_stand_out_of_is_left_out(make_report, policy, of_runs):
+    # The error over one run is wider than over the mean of eight: there is a spread at which the first alone is too wide.
+    shifts = [1.5, -1.5] * 4
+    found = rule_of(decide(make_report(1), policy, of_runs(*[make_report(10 + i, shift=s) for i, s in enumerate(shifts)])))
+    assert found.outcome == "pass"
+    assert "not compared with the anchor: training runs vary too much for that" in found.reason
+    assert found.figures["rise_over_anchor"] is None
 
 
 def test_rises_too_small_for_one_release_block_once_they_add_up_over_the_anchor(make_report, make_policy, of_runs):

@@ -192,6 +192,13 @@ def test_a_changed_signature_is_no_evidence(signed, keys, changes, match):
         require_signature(signed, keys)
 
 
+def test_a_signature_has_one_spelling(signed, keys):
+    text = json.loads(signed.with_name("report.json.sig").read_text())["signature"]
+    edit(signed, signature=text[:40] + "\n" + text[40:])
+    with pytest.raises(EvidenceError, match="is not base64"):
+        require_signature(signed, keys)
+
+
 # -- keys
 
 
