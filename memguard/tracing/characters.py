@@ -8,6 +8,7 @@ normalised text.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ FIRST_TOKENS = 4  # read beside a match at first; most end there
 SHARED = 6  # tokens of a match that are read on with what lies beside it
 NEARBY = 32  # bytes beside a match that must agree before a whole window is looked at
 SLACK = 8  # characters of them that a cut cluster or a run of blanks may take
+LOWER = bytes(range(256)).lower()
+IS_LETTER = tuple(bytes([byte]).isalnum() for byte in range(256))  # of ASCII
 SPELLING_SLACK = 64  # tokens more that another spelling of the same text may take, besides half as many again
 
 
@@ -88,32 +91,37 @@ class DocumentReader:
                 return shared
             count *= 4
 
-    def has_normalised(self, one: PlainGeneration, wanted: str, span: tuple[int, int], place: Occurrence) -> bool:
-        """Whether a document has the normalised generation around a place.
+    def find_normalised(
+        self, one: PlainGeneration, wanted: str, span: tuple[int, int], places: Sequence[Occurrence]
+    ) -> Occurrence | None:
+        """The first of some places around which a document has the normalised generation.
 
         Args:
             one: the generation.
             wanted: `normalise(one.text).strip()`.
-            span: its tokens that stand at the place.
-            place: an occurrence of the span.
+            span: its tokens that stand at the places.
+            places: occurrences of the span.
         """
+        first, last = int(one.offsets[span[0]]), int(one.offsets[span[1]])
+        left, right = one.raw[max(0, first - NEARBY) : first][::-1], one.raw[last : last + NEARBY]
         before, after = span[0], len(one.ids) - span[0]
-        if not self._agrees_nearby(one, span, place):
-            return False
-        window = self.window(place, before + before // 2 + SPELLING_SLACK, after + after // 2 + SPELLING_SLACK)
-        return wanted in normalise(window.decode(errors="replace"))
+        for place in places:
+            behind = place.position + span[1] - span[0]
+            if _certainly_differ(right, self._stretch(place, behind, behind + FIRST_TOKENS)):
+                continue
+            if _certainly_differ(left, self._stretch(place, place.position - FIRST_TOKENS, place.position)[::-1]):
+                continue
+            if self._agrees_nearby(one, span, place):
+                window = self.window(place, before + before // 2 + SPELLING_SLACK, after + after // 2 + SPELLING_SLACK)
+                if wanted in normalise(window.decode(errors="replace")):
+                    return place
+        return None
 
     def _agrees_nearby(self, one: PlainGeneration, span: tuple[int, int], place: Occurrence) -> bool:
         """Whether both texts go on alike beside a match, as far as can be said from a few characters."""
         inside = min((span[1] - span[0] + 1) // 2, SHARED)  # tokens of the match that are read with what lies beside it
         first, last = int(one.offsets[span[0]]), int(one.offsets[span[1]])
         behind = place.position + span[1] - span[0]
-        right = one.raw[last : last + NEARBY], self._stretch(place, behind, behind + FIRST_TOKENS)
-        if _certainly_differ(*right):
-            return False
-        left = one.raw[max(0, first - NEARBY) : first], self._stretch(place, place.position - FIRST_TOKENS, place.position)
-        if _certainly_differ(left[0][::-1], left[1][::-1]):
-            return False
         cut = int(one.offsets[span[1] - inside])
         if not _alike(one.raw[cut : last + NEARBY], self._stretch(place, behind - inside, behind + NEARBY), forward=True):
             return False
@@ -123,23 +131,28 @@ class DocumentReader:
 
     def _stretch(self, place: Occurrence, first: int, last: int) -> bytes:
         """Bytes of the tokens [first, last) of a shard, inside a document."""
-        ids = self._index.ids(place.shard, max(place.start, first), min(place.end, last))
-        return self._token_text.bytes_of(ids.tolist())
+        first, last = max(place.start, first), min(place.end, last)
+        return self._token_text.bytes_of(self._index.ids(place.shard, first, last).tolist()) if first < last else b""
 
-    def locate_normalised(self, wanted: str, window: bytes) -> tuple[int, int] | None:
-        """Characters of a window's text that hold the normalised generation; None where it does not."""
-        normalised = normalise_with_offsets(window.decode(errors="replace"))
-        start = normalised.text.find(wanted)
-        return normalised.original(start, start + len(wanted)) if start >= 0 and wanted else None
+
+def locate_normalised(wanted: str, text: str) -> tuple[int, int] | None:
+    """Characters [start, end) of a text that hold `wanted`, which is normalised; None where none do.
+
+    Example:
+        >>> locate_normalised("it's here", "Look:  It’s\\u00a0 here.")
+        (7, 17)
+    """
+    found = normalise_with_offsets(text)
+    start = found.text.find(wanted) if wanted else -1
+    return found.original(start, start + len(wanted)) if start >= 0 else None
 
 
 def _certainly_differ(mine: bytes, theirs: bytes) -> bool:
     """Whether two texts that go on from a match part at letters that no spelling makes equal; cheap, and often true."""
-    shared = len(os.path.commonprefix([mine, theirs]))  # noqa: RUF071
-    if min(len(mine), len(theirs)) <= shared or len(mine) - shared <= SLACK:
-        return False
-    pair = mine[shared : shared + 1], theirs[shared : shared + 1]
-    return pair[0].isalnum() and pair[1].isalnum() and pair[0].lower() != pair[1].lower()
+    for one, other in zip(mine, theirs, strict=False):
+        if one != other:
+            return IS_LETTER[one] and IS_LETTER[other] and LOWER[one] != LOWER[other]
+    return False
 
 
 def _alike(mine: bytes, theirs: bytes, *, forward: bool) -> bool:

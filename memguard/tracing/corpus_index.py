@@ -164,30 +164,30 @@ class CorpusIndex:
         """How often each pattern occurs in the corpus; shape (P,)."""
         return self.find(patterns).counts
 
-    def occurrences(self, rows: Rows, pattern: int, *, limit: int, seed: int = 0) -> list[Occurrence]:
-        """Some places of a pattern: all of them up to `limit`, else a sample that the seed fixes, in corpus order.
+    def occurrences(self, rows: Rows, patterns: Sequence[int], *, limit: int, seed: int = 0) -> list[list[Occurrence]]:
+        """Some places of patterns: all of them up to `limit`, else a sample that the seed fixes, in corpus order.
 
         Args:
-            rows: from `find`.
-            pattern: its number there.
-            limit: places at most.
-            seed: of the sample. Depends on nothing else, so that a batch gives what single queries give.
+            rows: from `find` or of a `SpanTable`.
+            patterns: their numbers there.
+            limit: places of a pattern at most.
+            seed: of the samples. They depend on nothing else, so that a batch gives what single queries give.
         """
-        lows, highs = rows.low[:, pattern].tolist(), rows.high[:, pattern].tolist()
-        total = sum(highs) - sum(lows)
-        if total <= limit:
-            chosen = np.arange(total)
-        else:
-            generator = np.random.default_rng([seed, total, *lows])
-            chosen = np.sort(generator.choice(total, size=limit, replace=False, shuffle=False))
-        places: list[Occurrence] = []
-        done = 0
-        for number, (shard, low, high) in enumerate(zip(self.shards, lows, highs, strict=True)):
-            if high > low:
-                mine = chosen[(chosen >= done) & (chosen < done + high - low)] - done + low
-                places += self._places(number, shard.table.positions(mine))
-                done += high - low
-        return sorted(places, key=lambda place: (place.document, place.position))
+        found: list[list[Occurrence]] = [[] for _ in patterns]
+        wanted: list[list[Ints]] = [[] for _ in self.shards]
+        owners: list[list[int]] = [[] for _ in self.shards]
+        for order, pattern in enumerate(patterns):
+            for number, mine in _sampled_rows(rows.low[:, pattern].tolist(), rows.high[:, pattern].tolist(), limit, seed):
+                wanted[number].append(mine)
+                owners[number] += [order] * mine.size
+        for number, shard in enumerate(self.shards):
+            if wanted[number]:
+                positions = shard.table.positions(np.concatenate(wanted[number]))
+                for order, place in zip(owners[number], self._places(number, positions), strict=True):
+                    found[order].append(place)
+        for some in found:
+            some.sort(key=lambda place: (place.document, place.position))
+        return found
 
     def _places(self, number: int, positions: Ints) -> list[Occurrence]:
         shard = self.shards[number]
@@ -206,6 +206,10 @@ class CorpusIndex:
             ]
             number += np.unique(np.concatenate(parts)).size if parts else 0
         return number
+
+    def document_of(self, shard: int, position: int) -> int:
+        """The number of the document that a token position of a shard lies in."""
+        return int(self.shards[shard].documents_of(np.array([position]))[0] + self._first_documents[shard])
 
     def bounds(self, document: int) -> tuple[int, int, int]:
         """Shard of a document and its token positions [start, end) there."""
@@ -262,6 +266,24 @@ class CorpusIndex:
                     )
             arrays.append(array)
         return arrays
+
+
+def _sampled_rows(lows: list[int], highs: list[int], limit: int, seed: int) -> Iterator[tuple[int, Ints]]:
+    """Shard numbers with the rows to read there: all rows of a pattern, or `limit` of them."""
+    total = sum(highs) - sum(lows)
+    if total <= limit:
+        for number, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            if high > low:
+                yield number, np.arange(low, high)
+        return
+    generator = np.random.default_rng([seed, total, *lows])
+    chosen = np.sort(generator.choice(total, size=limit, replace=False, shuffle=False))
+    done = 0
+    for number, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        mine = chosen[(chosen >= done) & (chosen < done + high - low)] - done + low
+        done += high - low
+        if mine.size:
+            yield number, mine
 
 
 def _batches(arrays: Sequence[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:

@@ -19,7 +19,7 @@ TEXTS_TOGETHER = 512
 CHARACTERS_TOGETHER = 2_000_000
 BYTES_A_TOKEN = {"text": 3.0, "packed": 1.0}  # of a file; low, so that an estimate is rather too high
 # Bytes of memory and CPU seconds a million tokens, as measured on 10 M tokens of source code.
-COST = {"pydivsufsort": {2: (14.0, 0.35), 4: (22.0, 0.6)}, "numpy": {2: (70.0, 0.9), 4: (75.0, 1.2)}}
+COST = {"pydivsufsort": {2: (17.0, 0.35), 4: (25.0, 0.6)}, "numpy": {2: (70.0, 0.9), 4: (75.0, 1.2)}}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def estimate_build(
     Example:
         >>> found = estimate_build(10_000_000, vocabulary_size=49_152, builder="pydivsufsort 0.0.20")
         >>> found.disk_bytes, found.memory_bytes, found.num_shards
-        (60000000, 140000000, 1)
+        (60000000, 170000000, 1)
     """
     if num_tokens < 1 or max_shard_tokens < 1:
         raise ValueError(f"num_tokens and max_shard_tokens must be at least 1, got {num_tokens} and {max_shard_tokens}.")

@@ -9,7 +9,7 @@ decided on characters, figures on unmerged spans, documents drawn by seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from memguard.tracing.corpus_index import CorpusIndex, Occurrence
 from memguard.tracing.degenerate import degenerate_kind
 from memguard.tracing.normalised import normalise
 from memguard.tracing.recall import near_verbatim_recall, words_of
+from memguard.tracing.short_texts import MAX_BYTES, ShortTextFinder
 from memguard.tracing.spans import Rows, SpanTable, merge_spans, rarest
 from memguard.tracing.token_text import TokenText, character_offsets, trimmed
 
@@ -29,6 +30,7 @@ Tier = Literal["full raw", "full normalised", "partial", "none"]
 TOGETHER = 32  # generations
 EDGE = 8  # tokens at either end that a cut inside a token may change; 6 were the most in 1,000 excerpts
 NUM_ANCHORS = 8  # spans from which a normalised match is looked for
+MERGED_OVER = 3  # documents of a span that are looked at for its union with the next
 WINDOW = 5  # lengths of the generation that a document is compared over
 
 
@@ -166,6 +168,7 @@ class Tracer:
             )
         self._index, self._token_text, self._settings = index, token_text, settings
         self._reader = DocumentReader(index, token_text)
+        self._short = ShortTextFinder(index, token_text)
 
     def trace(self, generations: Sequence[Generation]) -> list[Trace]:
         """Traces in the order of the generations."""
@@ -234,15 +237,40 @@ class Tracer:
         inner = [one.ids[start:end] for one, (start, end) in zip(batch, cores, strict=True)]
         places = [number for number, ids in enumerate(inner) if ids.size]
         rows = self._index.find([inner[number] for number in places])
-        core_counts, counts = rows.counts, table.count
         core_of = {number: place for place, number in enumerate(places)}
-        return [
-            _Traced(
-                self._index, self._reader, self._settings, one, table, number, counts, sums, is_rare, cores[number], rows,
-                core_of.get(number), int(core_counts[core_of[number]]) if number in core_of else 0,
-            ).trace()
-            for number, one in enumerate(batch)
-        ]  # fmt: skip
+        counts, core_counts = table.count, rows.counts
+        places_of = self._places_of(table, is_rare, len(batch))
+        traces = []
+        for number, one in enumerate(batch):
+            core = (
+                _Core(*cores[number], rows, core_of[number], int(core_counts[core_of[number]])) if number in core_of else None
+            )
+            traced = _Traced(
+                self._index,
+                self._reader,
+                self._short,
+                self._settings,
+                one,
+                table,
+                number,
+                counts,
+                sums,
+                is_rare,
+                places_of,
+                core,
+            )
+            traces.append(traced.trace())
+        return traces
+
+    def _places_of(self, table: SpanTable, is_rare: NDArray[np.bool_], number: int) -> dict[int, list[Occurrence]]:
+        """Places of the rare spans and of the longest of each generation, by their number in the table."""
+        wanted = is_rare.copy()
+        for query in range(number):
+            part = table.of(query)
+            wanted[part.start + np.argsort(table.start[part] - table.end[part], kind="stable")[:NUM_ANCHORS]] = True
+        at = np.flatnonzero(wanted).tolist()
+        found = self._index.occurrences(table.rows, at, limit=self._settings.max_documents, seed=self._settings.seed)
+        return dict(zip(at, found, strict=True))
 
     def _log_unigram_sums(self, batch: Sequence[PlainGeneration], table: SpanTable) -> NDArray[np.float64]:
         log_unigrams = self._index.log_unigrams()
@@ -257,11 +285,23 @@ class Tracer:
 
 
 @dataclass(frozen=True)
+class _Core:
+    """The inner tokens [start, end) of a generation, and where they occur."""
+
+    start: int
+    end: int
+    rows: Rows
+    pattern: int
+    count: int
+
+
+@dataclass(frozen=True)
 class _Traced:
     """One generation of a batch, and its part of what was found together."""
 
     index: CorpusIndex
     reader: DocumentReader
+    short: ShortTextFinder
     settings: TraceSettings
     one: PlainGeneration
     table: SpanTable
@@ -269,22 +309,17 @@ class _Traced:
     counts: NDArray[np.int64]
     sums: NDArray[np.float64]
     is_rare: NDArray[np.bool_]
-    core: tuple[int, int]
-    core_rows: Rows
-    core_place: int | None
-    core_count: int
+    places_of: dict[int, list[Occurrence]]
+    core: _Core | None
 
     def trace(self) -> Trace:
         part = self.table.of(self.number)
         spans = list(zip(self.table.start[part].tolist(), self.table.end[part].tolist(), strict=True))
         kind = degenerate_kind(self.one.text)
         flags = ("empty",) if not self.one.ids.size else (kind,) if kind else ()
-        places: dict[int, list[Occurrence]] = {}
-        for at in range(part.start, part.stop):
-            if self.is_rare[at]:
-                places[at] = self._places(self.table.rows, at, self.settings.max_documents)
+        places = {at: self.places_of[at] for at in range(part.start, part.stop) if self.is_rare[at]}
         order = sorted(range(part.start, part.stop), key=lambda at: int(self.table.start[at] - self.table.end[at]))
-        tier, document, longest, capped = self._full_match(order, places)
+        tier, document, longest, capped = self._full_match(order)
         recalls = self._recalls(places) if self.settings.near_verbatim else {}
         if not spans and tier not in ("full raw", "full normalised"):
             tier = "none"
@@ -301,18 +336,14 @@ class _Traced:
             flags=(*flags, "candidates_capped") if capped else flags,
         )
 
-    def _places(self, rows: Rows, pattern: int, limit: int) -> list[Occurrence]:
-        return self.index.occurrences(rows, pattern, limit=limit, seed=self.settings.seed)
-
     def _span(self, at: int) -> tuple[int, int]:
         return int(self.table.start[at]), int(self.table.end[at])
 
-    def _full_match(self, order: list[int], places: dict[int, list[Occurrence]]) -> tuple[Tier, int | None, int, bool]:
+    def _full_match(self, order: list[int]) -> tuple[Tier, int | None, int, bool]:
         """Tier, document, longest verbatim stretch in characters, and whether more candidates were there than looked at."""
         size = len(self.one.raw)
         longest, best = 0, slice(0, 0)
-        candidates = list(self._raw_candidates(order, places))
-        for span, some in candidates:
+        for span, some in self._raw_candidates(order):
             for place in some:
                 match = self.reader.grow(self.one, span, place)
                 if match.end - match.start > longest:
@@ -320,31 +351,32 @@ class _Traced:
                 if size and longest == size:
                     return "full raw", place.document, len(self.one.text), False
         characters = len(self.one.raw[best].decode(errors="ignore"))
-        capped = self.core_count > self.settings.max_candidates
+        capped = self.core is not None and self.core.count > self.settings.max_candidates
+        if 0 < size <= MAX_BYTES:
+            short = self.short.find(self.one.raw)
+            if short.document is not None:
+                return "full raw", short.document, len(self.one.text), False
+            capped = short.is_capped
         wanted = normalise(self.one.text).strip()
         if wanted:
-            seen: set[tuple[int, int]] = set()
             for at in order[:NUM_ANCHORS]:
-                span = self._span(at)
-                for place in places.get(at) or self._places(self.table.rows, at, self.settings.max_documents):
-                    where = (place.document, place.position - span[0])
-                    if where not in seen and self.reader.has_normalised(self.one, wanted, span, place):
-                        return "full normalised", place.document, characters, capped
-                    seen.add(where)
+                found = self.reader.find_normalised(self.one, wanted, self._span(at), self.places_of[at])
+                if found is not None:
+                    return "full normalised", found.document, characters, capped
         return "partial", None, characters, capped
 
-    def _raw_candidates(
-        self, order: list[int], places: dict[int, list[Occurrence]]
-    ) -> list[tuple[tuple[int, int], list[Occurrence]]]:
+    def _raw_candidates(self, order: list[int]) -> Iterator[tuple[tuple[int, int], list[Occurrence]]]:
         """Spans and places from which all of a generation could be reached: its inner tokens, and its longest spans."""
-        found = []
-        if self.core_place is not None and self.core_count:
-            found.append((self.core, self._places(self.core_rows, self.core_place, self.settings.max_candidates)))
+        if self.core is not None and self.core.count:
+            limit, seed = self.settings.max_candidates, self.settings.seed
+            yield (
+                (self.core.start, self.core.end),
+                self.index.occurrences(self.core.rows, [self.core.pattern], limit=limit, seed=seed)[0],
+            )
         for rank, at in enumerate(order[:3]):
             start, end = self._span(at)
             if rank == 0 or self.one.offsets[end] - self.one.offsets[start] >= len(self.one.raw) / 2:
-                found.append(((start, end), places.get(at) or self._places(self.table.rows, at, self.settings.max_documents)))
-        return found
+                yield (start, end), self.places_of[at]
 
     def _recalls(self, places: dict[int, list[Occurrence]]) -> dict[tuple[int, int], float]:
         """Recall by span and place number; a window that was compared already is not compared again."""
@@ -399,9 +431,8 @@ class _Traced:
             union = PlainGeneration(self.one.ids[start:end], self.one.raw[low:high], self.one.offsets[start : end + 1] - low)
             wanted = normalise(union.text).strip()
             return any(
-                self.reader.has_normalised(union, wanted, (span[0] - start, span[1] - start), place)
+                self.reader.find_normalised(union, wanted, (span[0] - start, span[1] - start), places[of[span]][:MERGED_OVER])
                 for span in inside
-                for place in places[of[span]]
             )
 
         return merge_spans(spans, occurs)

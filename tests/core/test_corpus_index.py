@@ -132,8 +132,8 @@ def test_batches_and_shards_change_no_answer(tmp_path: Path) -> None:
     assert [one.spans([query], min_tokens=3).as_lists(1)[0] for query in queries] == wanted
     rows, others = one.find([[3, 4]]), many.find([[3, 4]])
     limit = int(rows.counts[0])
-    places = [(place.document, *_place(one, place)) for place in one.occurrences(rows, 0, limit=limit)]
-    assert places == [(place.document, *_place(many, place)) for place in many.occurrences(others, 0, limit=limit)]
+    places = [(place.document, *_place(one, place)) for place in one.occurrences(rows, [0], limit=limit)[0]]
+    assert places == [(place.document, *_place(many, place)) for place in many.occurrences(others, [0], limit=limit)[0]]
     assert one.num_documents_with(rows, 0) == many.num_documents_with(others, 0) == len({place[0] for place in places})
 
 
@@ -148,7 +148,7 @@ def test_places_are_found_with_their_documents_and_metadata(tmp_path: Path) -> N
     write(tmp_path, documents, max_shard_tokens=5)
     index = CorpusIndex.open(tmp_path)
     rows = index.find([[2, 3]])
-    places = index.occurrences(rows, 0, limit=10)
+    (places,) = index.occurrences(rows, [0], limit=10)
     assert [(place.document, *_place(index, place)) for place in places] == [(0, 1, [2, 3]), (2, 1, [2, 3]), (2, 3, [2, 3])]
     assert index.num_documents_with(rows, 0) == 2
     assert [index.metadata(number) for number in range(4)] == [{"number": number} for number in range(4)]
@@ -159,9 +159,9 @@ def test_a_sample_of_places_depends_on_the_seed_alone(tmp_path: Path) -> None:
     write(tmp_path, [[1, 2, number] for number in range(3, 400)])
     index = CorpusIndex.open(tmp_path)
     alone, among = index.find([[1, 2]]), index.find([[5], [1, 2]])
-    first = index.occurrences(alone, 0, limit=10, seed=1)
-    assert first == index.occurrences(among, 1, limit=10, seed=1)
-    assert first != index.occurrences(alone, 0, limit=10, seed=2)
+    (first,) = index.occurrences(alone, [0], limit=10, seed=1)
+    assert index.occurrences(among, [0, 1], limit=10, seed=1)[1] == first
+    assert index.occurrences(alone, [0], limit=10, seed=2) != [first]
     assert len({place.document for place in first}) == 10
 
 

@@ -259,13 +259,13 @@ def test_ids_that_no_token_has_are_refused_by_document(tmp_path: Path, document:
 
 
 def test_an_error_inside_the_block_leaves_no_file(tmp_path: Path) -> None:
-    def write() -> None:
+    def stopped() -> None:
         with IndexWriter(tmp_path, vocabulary_size=50) as writer:
             writer.add([1])
             raise RuntimeError("the disk went away")
 
     with pytest.raises(RuntimeError, match="the disk went away"):
-        write()
+        stopped()
     assert not list(tmp_path.iterdir())
 
 

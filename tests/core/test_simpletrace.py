@@ -13,6 +13,7 @@ from tokenizer_kinds import BUILDERS, built
 from memguard.errors import InputError
 from memguard.tracing.corpus_index import CorpusIndex
 from memguard.tracing.index_build import build_index
+from memguard.tracing.short_texts import ShortTextFinder
 from memguard.tracing.simpletrace import Generation, Trace, TraceSettings, trace_generations
 from memguard.tracing.token_text import TokenText
 from memguard.tracing.trace_figures import summarise_traces
@@ -76,6 +77,37 @@ def test_every_script_is_found_verbatim_with_exact_characters(tmp_path: Path, na
             piece = cut[span.first_character : span.end_character]
             assert 0 <= span.first_character < span.end_character <= len(cut)
             assert piece in text
+
+
+@pytest.mark.parametrize("name", WITH_BYTES)
+def test_short_texts_are_found_wherever_tokens_cut_them(tmp_path: Path, name: str, documents: list[str]) -> None:
+    build_index(documents, tmp_path, built(name), max_shard_tokens=3000)
+    index = CorpusIndex.open(tmp_path)
+    finder = ShortTextFinder(index, TokenText(built(name)))
+    rng = random.Random(name)
+    outcomes = set()
+    for text in excerpts(documents, 60, 20):
+        asked = text[: rng.randrange(2, 20)]
+        if rng.random() < 0.5:  # most of these are in no document
+            place = rng.randrange(len(asked))
+            asked = asked[:place] + rng.choice("etqz1é") + asked[place + 1 :]
+        found = finder.find(asked.encode())
+        is_there = any(asked in document for document in documents)
+        outcomes.add(is_there)
+        assert found.is_capped or (found.document is not None) == is_there, asked
+        assert found.document is None or asked in documents[found.document]
+    assert outcomes == {True, False}
+
+
+def test_a_short_generation_cut_inside_tokens_is_full_raw(index: CorpusIndex, documents: list[str]) -> None:
+    asked = excerpts(documents[:40], 60, 12)
+    assert {one.tier for one in trace(index, asked)} == {"full raw"}
+
+
+@pytest.mark.parametrize("raw", [b"", b"x" * 65])
+def test_a_text_that_is_not_short_is_refused(index: CorpusIndex, raw: bytes) -> None:
+    with pytest.raises(ValueError, match=rf"raw must hold 1\.\.64 bytes, got {len(raw)}."):
+        ShortTextFinder(index, TokenText(built("merged digits"))).find(raw)
 
 
 @pytest.mark.parametrize("name", WITH_BYTES)
