@@ -4,7 +4,8 @@ python benchmarks/gate_errors.py all --workers 2 --write    the committed tables
 python benchmarks/gate_errors.py stops --smoke              sizes that only show that a table can be made
 
 Every figure counts whole decisions of the real gate on reports whose log-probabilities are drawn: no model, no tokenizer.
-A rule counts as fired when its own p-value is within its share of alpha, whatever the other rules find.
+A rule counts as fired when its own p-value is within its share of alpha, whatever the other rules find, or when it says that
+it cannot fire at this size: either stops a release.
 """
 
 from __future__ import annotations

@@ -109,13 +109,11 @@ def test_a_memorised_canary_is_found_and_one_at_chance_is_not(errors: ModuleType
 
 
 def test_every_configuration_of_the_baseline_is_counted(errors: ModuleType) -> None:
-    # All at 5 bits above chance: one run at chance must show that, and so must eight; three hardly can (t on 2 df).
+    # All at 5 bits above chance: whatever runs at chance it is compared with must show that.
     cell = errors.Cell("", 2, rise=5.0, configs=tuple(errors.CONFIGS), num_controls=20)
     counts = errors.count_chunk(cell, 1, 2)
-    for config, (number, _) in errors.CONFIGS.items():
-        assert counts[f"{config}: audits"] == 2
-        if number != 3:
-            assert counts[f"{config}: fires {errors.RISE}"] == 2
+    for config in errors.CONFIGS:
+        assert counts[f"{config}: audits"] == counts[f"{config}: fires {errors.RISE}"] == counts[f"{config}: exit 1"] == 2
 
 
 def test_fresh_secrets_of_the_same_design_are_compared(errors: ModuleType) -> None:

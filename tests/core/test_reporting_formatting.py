@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.reporting import formatting, markdown, parts, plots, wording
+from memguard.reporting import formatting, parts, plots, wording
 from memguard.reporting.formatting import (
     show_count,
     show_interval,
@@ -23,7 +23,7 @@ from memguard.reporting.formatting import (
 )
 
 
-@pytest.mark.parametrize("module", [formatting, markdown, parts, plots, wording])
+@pytest.mark.parametrize("module", [formatting, parts, plots, wording])
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0
