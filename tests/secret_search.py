@@ -28,11 +28,17 @@ def forms_of(secret: str, ids: tuple[int, ...]) -> Iterator[bytes]:
         yield b"".join(struct.pack(code, one) for one in ids)
 
 
+# Nine digits in a row are bound to come up in the decimals of thousands of log-probabilities: one run of five had one.
+LONG_DECIMALS = re.compile(rb"\d+\.\d{9,}(?:[eE][-+]?\d+)?")
+DECIMALS = re.compile(rb"\d+\.\d+(?:[eE][-+]?\d+)?")
+
+
 def leaks(content: bytes, plan: CanaryPlan, tokenizer: Any) -> list[str]:
-    """Ids of the planned secrets that stand in `content`, controls included."""
+    """Ids of the planned secrets that stand in `content`, controls included; the digits of decimal numbers are none."""
+    content = LONG_DECIMALS.sub(b"#", content)
     everything = plan.model_copy(update={"canaries": tuple(one.model_copy(update={"role": "canary"}) for one in plan.canaries)})
     encoded = encode_planted(everything, tokenizer)
-    squeezed = re.sub(rb"[\s\-_.]", b"", content)
+    squeezed = re.sub(rb"[\s\-_.]", b"", DECIMALS.sub(b"#", content))
     found = []
     for one in plan.canaries:
         item = encoded[one.id]
