@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from local_servers import failing
 from made_reports import build_report
 
 from memguard.audit.digest import checkpoint_digest
@@ -247,3 +248,14 @@ def test_a_built_in_policy_is_plain_yaml_that_anyone_can_copy() -> None:
 
     for name in BUILT_IN:
         assert yaml.safe_load(resources.files("memguard.gates").joinpath(f"policies/{name}.yaml").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize("kind", ["refusing", "silent", "forbidding", "half"])
+def test_a_registry_that_is_down_slow_forbidden_or_half_written_is_4(place: Path, kind: str) -> None:
+    pytest.importorskip("mlflow")
+    with failing(kind) as address:
+        arguments = ("promote", "mlflow", "tiny", "--version", "1", "--alias", "production", "--tracking-uri", address)
+        patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        done = memguard(place, *arguments, "--report", "report.json", *GATE[2:], **patience)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "MLflow could not" in done.stderr
