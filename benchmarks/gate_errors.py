@@ -37,7 +37,7 @@ sys.path.append(str(HERE.parent / "tests"))  # the reports of the tests
 from made_reports import CARD, PIN, SD_NATS, Format, build_report  # noqa: E402
 
 RESULTS = HERE / "results"
-PLAN: dict[str, Any] = {"tiers": {1: 22, 4: 22}}
+TIERS = {1: 22, 4: 22}
 NUM_CONTROLS = 200
 TODAY = dt.date(2026, 1, 1)  # the day on which the made reports are dated
 CHUNK = 100
@@ -51,6 +51,8 @@ CONFIGS = {
     "3 runs + anchor": (3, True),
     "8 runs + anchor": (8, True),
 }
+
+PRINTED = ("1 run", "8 runs", "8 runs + anchor")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Cell:
     rise: float = 0.0
     configs: tuple[str, ...] = ("1 run",)
     num_controls: int = NUM_CONTROLS
+    per_tier: int = 22
+    printed_by: str = ""  # the rule whose `detectable_bits` are then put into the canaries: is it right?
 
 
 @functools.cache
@@ -124,7 +128,7 @@ def memorised(effect: Effect, rng: np.random.Generator) -> dict[str, float]:
         return {"pin-1x-5": effect.one_at}
     found = {}
     for one in (CARD, PIN):
-        ids = [f"{one.name}-{tier}x-{index}" for tier, number in PLAN["tiers"].items() for index in range(number)]
+        ids = [f"{one.name}-{tier}x-{index}" for tier, number in TIERS.items() for index in range(number)]
         found.update({name: _score(one, effect, rng) for name in ids[: effect.number // 2]})
     return found
 
@@ -137,7 +141,9 @@ def _score(one: Format, effect: Effect, rng: np.random.Generator) -> float:
 
 def make_report(cell: Cell, seed: int, shift: float, values: dict[str, float] | None = None) -> AuditReport:
     """An audit of the cell's plan."""
-    report = build_report(seed, **PLAN, num_controls=cell.num_controls // 2, shift=shift, memorised=values)
+    report = build_report(
+        seed, tiers=dict.fromkeys(TIERS, cell.per_tier), num_controls=cell.num_controls // 2, shift=shift, memorised=values
+    )
     return report if cell.start_test else report.model_copy(update={"start_test": None})
 
 
@@ -170,14 +176,22 @@ def count_chunk(cell: Cell, first: int, size: int) -> Counter[str]:
     pool = [accepted_run(cell, first + size + index, nats_of(bits)) for index, bits in enumerate(effects)]
     counts: Counter[str] = Counter()
     for index in range(size):
-        shift = nats_of(cell.above + cell.rise + cell.run_sd * rng.normal())
-        report = make_report(cell, first + index, shift, memorised(cell.effect, rng))
+        of_run = cell.above + cell.run_sd * rng.normal()
+        report = make_report(cell, first + index, nats_of(of_run + cell.rise), memorised(cell.effect, rng))
         order = rng.permutation(len(pool))
         for config in cell.configs:
             number, has_anchor = CONFIGS[config]
             runs = [pool[place] for place in order[:number]]
             baseline = Baseline(runs=runs, anchor=runs[0] if has_anchor else None)
             decision = decide(report, policy_of(cell), baseline, attempts=cell.attempts, today=TODAY)
+            if cell.printed_by:
+                printed = {result.name: result for result in decision.rules}[cell.printed_by].figures["detectable_bits"]
+                if not isinstance(printed, float):
+                    counts[f"{config}: nothing printed"] += 1
+                    continue
+                counts[f"{config}: hundredths of a bit"] += round(100 * printed)
+                risen = make_report(cell, first + 5 * 10**6 + index, nats_of(of_run + printed))
+                decision = decide(risen, policy_of(cell), baseline, attempts=cell.attempts, today=TODAY)
             counts.update(f"{config}: {event}" for event in events_of(decision))
     return counts
 
@@ -202,7 +216,9 @@ def fires(result: RuleResult) -> bool:
 
 def cells_of(table: str, sizes: Sizes) -> list[Cell]:
     """The rows of a table, at these sizes."""
-    return {"stops": _stops, "runs": _runs, "one": _one, "families": _families, "rises": _rises}[table](sizes)
+    return {"stops": _stops, "runs": _runs, "one": _one, "families": _families, "rises": _rises, "printed": _printed}[table](
+        sizes
+    )
 
 
 def _stops(sizes: Sizes) -> list[Cell]:
@@ -252,11 +268,24 @@ def _rises(sizes: Sizes) -> list[Cell]:
     ]
 
 
+def _printed(sizes: Sizes) -> list[Cell]:
+    return [
+        Cell("family", sizes.power, printed_by=POOLED),
+        Cell("family, 16 canaries", sizes.power, printed_by=POOLED, per_tier=4),
+        Cell("rise, 16 canaries over 1 run", sizes.power, printed_by=RISE, per_tier=4),
+        Cell("rise, fresh secrets", sizes.power, printed_by=RISE, fresh=True),
+        Cell("rise, runs' sd 0", sizes.power, printed_by=RISE, configs=PRINTED),
+        Cell("rise, 1 bit above chance", sizes.power, above=1.0, printed_by=RISE),
+        Cell("rise, runs' sd 0.3", sizes.power, printed_by=RISE, run_sd=0.3, configs=PRINTED),
+    ]
+
+
 TITLES = {
     "stops": "Models that memorised nothing: how often the gate stops them, block and invalid together (design: at most 1%).",
     "runs": "The same recipe again: how often `exposure.against_baseline` stops it (fires, or cannot), by their sd in bits.",
     "one": "One memorised canary of 88, nine digits behind a prefix of its own, by its log-probability in nats: is it found?",
     "families": "Canaries that are all a little more likely, by the rise of their mean sampled exposure in bits: is it found?",
+    "printed": "The smallest effect that a decision says it would find in 95 of 100: canaries risen by just that, found?",
     "rises": "All canaries rise over the baseline, 0.5 bits tolerated: how often `exposure.against_baseline` stops that.",
 }
 
@@ -273,6 +302,8 @@ def columns_of(table: str) -> list[str]:
         return ["policy and audit", "audits", "exit 1", "exit 3", "of these only not shown", "stopped otherwise", "what fired"]
     if table in ("runs", "rises"):
         return ["mean rise" if table == "rises" else "sd of runs, their mean", "audits", *CONFIGS, "stopped by any rule, 1 run"]
+    if table == "printed":
+        return ["rule", "audits", *(f"{config}: mean bits printed, found" for config in PRINTED)]
     effect = ["log-probability", "certified bits"] if table == "one" else ["canaries and bits"]
     return [*effect, "audits", "max", "pooled", "limit of 20 bits", "against baseline", "stopped"]
 
@@ -289,9 +320,20 @@ def row_of(table: str, cell: Cell, counts: Counter[str]) -> list[str]:
     if table in ("runs", "rises"):
         found = [share(counts[f"{config}: fires {RISE}"], audits) for config in CONFIGS]
         return [cell.row, str(audits), *found, stopped]
+    if table == "printed":
+        return [cell.row, str(cell.audits), *(_printed_and_found(cell, config, counts) for config in PRINTED)]
     found = [share(counts[f"1 run: fires {name}"], audits) for name in (MAX, POOLED, LIMIT, RISE)]
     certified = [] if cell.effect.one_at is None else [f"{max(0.0, np.log2(PIN.space) + cell.effect.one_at / np.log(2)):.1f}"]
     return [cell.row, *certified, str(audits), *found, stopped]
+
+
+def _printed_and_found(cell: Cell, config: str, counts: Counter[str]) -> str:
+    audits, none = counts[f"{config}: audits"], counts[f"{config}: nothing printed"]
+    if not audits:
+        return "no effect in any of them" if none else "-"
+    found = share(counts[f"{config}: fires {cell.printed_by}"], audits)
+    text = f"{counts[f'{config}: hundredths of a bit'] / 100 / audits:.2f} bits: {found}"
+    return text + (f"; no effect in {none}" if none else "")
 
 
 def run_table(table: str, sizes: Sizes, *, workers: int = 1) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a significance rule can see at this size: what it would need to fire at all, and the smallest effect it finds.
 
-Effects are in bits of exposure, at 95% power, by a normal approximation. Source: statistics specification, section 3.
+Effects are in bits of exposure, at 95% power: as far above what a test needs as the spread *at that effect* asks for, which is
+wider than without one. Source: statistics specification, section 3.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.metrics.exposure import sampled_null_mean_bits
 from memguard.metrics.family import NUM_DRAWS, FamilyGroup, distinct_draws_p_value, normal_quantile
+from memguard.metrics.rises import POWER, VARIANCE_A_BIT, smallest_effect, smallest_rise
 
-POWER = 0.95
 SD_BITS = 1.0 / math.log(2.0)  # of one sampled exposure under the null: -log2 of a uniform
 LARGEST = 10**18
 
@@ -71,13 +73,21 @@ def silent_formats(groups: Sequence[FamilyGroup], share: float) -> list[int]:
     return [index for index, p_value in enumerate(least) if _over_formats(p_value, len(groups)) > share]
 
 
-def pooled_detectable_bits(groups: Sequence[FamilyGroup], share: float) -> float:
-    """Smallest mean shift of the family that the pooled test finds with 95% power; bits."""
+def pooled_detectable_bits(groups: Sequence[FamilyGroup], share: float) -> float | None:
+    """Smallest mean shift of the family that the pooled test finds with 95% power; bits. None: no shift is found so often."""
     n = sum(len(group.num_above) for group in groups)
     # Canaries that share N references vary together: 1 + K / N, as in a two-sample comparison.
     inflation = [1 + len(group.num_above) / group.num_non_members if group.shared else 1.0 for group in groups]
-    variance = sum(len(group.num_above) * SD_BITS**2 * factor for group, factor in zip(groups, inflation, strict=True))
-    return _quantiles(share) * math.sqrt(variance) / n
+    a_bit = sum(len(group.num_above) * factor for group, factor in zip(groups, inflation, strict=True)) / n**2
+    threshold = -normal_quantile(share) * SD_BITS * math.sqrt(a_bit)
+    bits = smallest_effect(threshold, normal_quantile(POWER), SD_BITS**2 * a_bit, VARIANCE_A_BIT * a_bit)
+    room = sum(len(group.num_above) * _room_bits(group.num_non_members) for group in groups) / n
+    return bits if bits <= room else None
+
+
+def _room_bits(num_references: int) -> float:
+    """How far above chance sampled exposure can lie; bits."""
+    return math.log2(num_references + 1) - sampled_null_mean_bits(num_references)
 
 
 def max_detectable_bits(groups: Sequence[FamilyGroup], share: float) -> float | None:
@@ -99,15 +109,13 @@ def _largest_rank(num_canaries: int, size: int, num_formats: int, share: float) 
 def rise_detectable_bits(
     differences: NDArray[np.float64], strata: Sequence[object], *, tolerance_bits: float, share: float
 ) -> float:
-    """Smallest mean rise over the baseline that is found with 95% power, tolerance included; bits."""
+    """Smallest mean rise over one baseline run that is found with 95% power, tolerance included; bits."""
     members: dict[object, list[float]] = {}
     for value, label in zip(differences, strata, strict=True):
         members.setdefault(label, []).append(float(value))
     alone = [value for values in members.values() if len(values) == 1 for value in values]
     parts = [values for values in [*members.values(), alone] if len(values) > 1]
     variance = sum(len(values) * float(np.var(values, ddof=1)) for values in parts)
-    return tolerance_bits + _quantiles(share) * math.sqrt(variance) / len(differences)
-
-
-def _quantiles(share: float) -> float:
-    return normal_quantile(POWER) - normal_quantile(share)
+    freedom = sum(len(values) - 1 for values in parts)
+    error = math.sqrt(variance) / len(differences)
+    return smallest_rise(error, freedom, len(differences), tolerance_bits=tolerance_bits, significance=share)

@@ -43,6 +43,7 @@ class _Compared:
     note: str
     rose: list[str]
     largest: float | None
+    room: float  # the largest mean rise that sampled exposure could show; bits
 
 
 def measure_rise(
@@ -130,7 +131,7 @@ def _compare(
     note = f"over {len(like)} accepted runs, whose means vary by {found.run_sd:.2f} bits (sd)"
     rose, largest = _rose(rule, judged, _same(rule, one, policy, judged, paired=paired), paired=paired)
     needed = "accepted runs that vary less, or more of them,"
-    return _Compared(found.rise, max(found.p_value, least), least, detectable, needed, note, rose, largest)
+    return _Compared(found.rise, max(found.p_value, least), least, detectable, needed, note, rose, largest, room)
 
 
 def _with_one(
@@ -138,6 +139,7 @@ def _with_one(
 ) -> _Compared:
     paired = is_paired(report, old)
     before = _same(rule, old, policy, judged, paired=paired)
+    room = _cap_bits(judged) - float(_bits(before).mean())
     if not paired:
         welch = unpaired_rise_test(
             _bits(judged), _bits(before), _strata(judged), _strata(before), tolerance_bits=rule.tolerance
@@ -145,7 +147,7 @@ def _with_one(
         detectable = welch.detectable(tolerance_bits=rule.tolerance, significance=share)
         note = f"fresh secrets of the same design; {ONE_RUN}"
         rose, largest = _rose(rule, judged, before, paired=False)
-        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, rose, largest)
+        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, rose, largest, room)
     rises, num_flips = _bits(judged) - _bits(before), _num_flips(share)
     needed = canaries_needed(share, num_flips)
     rose, largest = _rose(rule, judged, before, paired=True)
@@ -159,6 +161,7 @@ def _with_one(
         note=ONE_RUN,
         rose=rose,
         largest=largest,
+        room=room,
     )
 
 
@@ -207,15 +210,16 @@ def _measured(
     finding = f"exposure rose {found.rise:.2f} bits on average over {len(judged)} canaries ({rule.tolerance:g} tolerated)"
     if drift is not None:
         finding += f", and {drift.rise:.2f} over the anchor"
-    sees = min(one.detectable for one in (found, drift) if one is not None)
+    bits = min(one.detectable for one in (found, drift) if one is not None)
+    detectable = bits if bits <= found.room else None
     return Measured(
         p_value=min(1.0, many * worst.p_value),
         min_attainable_p=min(1.0, many * worst.min_attainable_p),
         n=len(judged),
         finding=finding,
         needed=found.needed,
-        sees=f"a mean rise of {sees:.2f} bits",
-        detectable_bits=sees,
+        sees="at this size no mean rise" if detectable is None else f"a mean rise of {detectable:.2f} bits",
+        detectable_bits=detectable,
         canaries=worst.rose,
         figures={
             "statistic": found.rise,

@@ -196,6 +196,7 @@ def audit(
 
 
 def _show(reports: list[Any], checkpoints: list[Path], *, json: bool) -> None:
+    from memguard.documents import sealed_json
     from memguard.reporting.terminal import exposure_table, findings_lines
 
     console = _console(json=json)
@@ -206,7 +207,7 @@ def _show(reports: list[Any], checkpoints: list[Path], *, json: bool) -> None:
         for reason in report.invalid_reasons:
             console.print(f"no evidence: {reason}", style="bold red")
     if json:
-        typer.echo(reports[-1].model_dump_json())
+        typer.echo(sealed_json(reports[-1]), nl=False)
 
 
 app.command()(cli_watch.watch)
@@ -235,6 +236,7 @@ def gate(
     json: JsonFlag = False,
 ) -> None:
     """May this checkpoint ship? Exit 0 pass, 1 block, 3 no evidence. With --accept: 0 when the report was accepted."""
+    from memguard.documents import sealed_json
     from memguard.gates.commands import format_decision, gate_report
 
     files = {"junit": junit, "sarif": sarif, "markdown": markdown, "gitlab": gitlab}
@@ -255,7 +257,7 @@ def gate(
     _tell_ci(decision, report, files, github=github, json=json)
     _console(json=json).print(format_decision(decision))
     if json:
-        typer.echo(decision.model_dump_json())
+        typer.echo(sealed_json(decision), nl=False)
     elif state["quiet"] and decision.exit_code:
         typer.echo(decision.reason, err=True)
     if accept is not None:

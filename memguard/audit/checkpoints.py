@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.config import AuditSettings, DpSettings
-from memguard.audit.digest import base_digest, checkpoint_digest
+from memguard.audit.digest import base_digest, checkpoint_digest, unchanged
 from memguard.audit.full import Sources, load_sources
 from memguard.audit.offline import find_ledger, load_checkpoint
 from memguard.audit.report import AuditReport, Subject
@@ -54,7 +54,9 @@ def audit_checkpoints(
     made: tuple[AuditRunner, Sources] | None = None
     for folder in folders:
         ledger = find_ledger(folder, plan)
-        model, tokenizer = load_checkpoint(folder)
+        with unchanged(folder):
+            model, tokenizer = load_checkpoint(folder)
+            digest, base = checkpoint_digest(folder), base_digest(folder)
         if made is None or made[0].digest != tokenizer_digest(tokenizer):  # the plan has one tokenizer: made once
             sources = load_sources(settings, tokenizer, data=data, held_out=held_out, reference=reference)
             made = AuditRunner(plan, tokenizer, settings, dp=dp, defence=defence), sources
@@ -63,10 +65,10 @@ def audit_checkpoints(
         runner, sources = made
         subject = Subject(
             kind="checkpoint",
-            digest=checkpoint_digest(folder),
+            digest=digest,
             global_step=ledger.global_step if ledger is not None else None,
             epoch=None,
-            base_digest=base_digest(folder),
+            base_digest=base,
         )
         earlier = [report for report, other in zip(reports, folders, strict=False) if _same_run(other, folder)]
         reports.append(

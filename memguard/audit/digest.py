@@ -7,6 +7,7 @@ takes from another repository, and which file a server opens of those that all c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -67,6 +68,26 @@ def checkpoint_manifest(folder: Path) -> dict[str, str]:
 def checkpoint_digest(folder: Path) -> str:
     """sha256 of the manifest, as hex."""
     return json_digest(checkpoint_manifest(folder))
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Hold the files of a checkpoint to be the same at the end of a block as at its start: what was hashed is what was loaded.
+
+    Raises:
+        InputError: a file came, went or changed meanwhile.
+    """
+    before = _stamps(folder)
+    yield
+    if _stamps(folder) != before:
+        raise InputError(f"checkpoint '{folder}' changed while it was loaded. Wait until it is written, then try again.")
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int, int]] | None:
+    try:
+        return dict(_listed(folder)) if folder.is_dir() else None
+    except OSError:
+        return None
 
 
 def adapter_base(folder: Path) -> str | None:

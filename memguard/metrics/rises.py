@@ -14,7 +14,10 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from memguard.metrics.family import normal_quantile
+POWER = 0.95
+# How much the variance of a sampled exposure grows with each bit that its mean rises: normal scores that shift alike, any
+# number of references; bits squared a bit.
+VARIANCE_A_BIT = 1.95
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,11 @@ class RiseTest:
         """The p-value that a mean rise of so many bits would have had, 0..1."""
         return _upper_tail(rise - tolerance_bits, self.error, self.degrees_of_freedom)
 
-    def detectable(self, *, tolerance_bits: float, significance: float, power: float = 0.95) -> float:
-        """Smallest mean rise that is found with `power` at this significance; bits, tolerance included."""
-        critical = float(scipy.special.stdtrit(self.degrees_of_freedom, 1.0 - significance))
-        return tolerance_bits + (critical + normal_quantile(power)) * self.error
+    def detectable(self, *, tolerance_bits: float, significance: float) -> float:
+        """Smallest mean rise that is found with 95% power at this significance; bits, tolerance included."""
+        return smallest_rise(
+            self.error, self.degrees_of_freedom, self.n, tolerance_bits=tolerance_bits, significance=significance
+        )
 
 
 def runs_rise_test(
@@ -153,6 +157,45 @@ def unpaired_rise_test(
         n=after.size,
         method="stratified Welch t",
     )
+
+
+def smallest_rise(error: float, freedom: float, num_canaries: int, *, tolerance_bits: float, significance: float) -> float:
+    """Smallest mean rise that a t test finds with 95% power, by the noncentral t; bits, tolerance included.
+
+    The error is that of a rise which is there: exposures spread the more, the higher they lie.
+
+    Args:
+        error: standard error of the mean rise as it was found, bits.
+        freedom: degrees of freedom.
+        num_canaries: K of the new run.
+        tolerance_bits: rise to be tolerated.
+        significance: of the test.
+
+    Returns:
+        Bits; infinity where no rise is found so often.
+
+    Source: statistics specification, section 3; simulated by the table `printed` of `benchmarks/gate_errors.py`.
+    """
+    critical = float(scipy.special.stdtrit(freedom, 1.0 - significance))
+    distance = float(scipy.special.nctdtrinc(freedom, 1.0 - POWER, critical))
+    return smallest_effect(tolerance_bits, distance, error**2, VARIANCE_A_BIT / num_canaries)
+
+
+def smallest_effect(threshold: float, distance: float, variance: float, growth: float) -> float:
+    """The effect that lies `distance` of its own standard errors above a threshold: its variance grows by `growth` a bit.
+
+    Solves x = threshold + distance * sqrt(variance + growth * x). Bits, bits squared, bits squared a bit.
+
+    Example:
+        >>> smallest_effect(1.0, 2.0, 0.25, 0.0)
+        2.0
+        >>> smallest_effect(1.0, 2.0, 0.25, 0.1)  # 1 + 2 * sqrt(0.25 + 0.24)
+        2.4
+    """
+    if not all(map(math.isfinite, (threshold, distance, variance))):
+        return math.inf
+    half = threshold + distance**2 * growth / 2
+    return half + math.sqrt(half**2 - threshold**2 + distance**2 * variance)
 
 
 def _cells(

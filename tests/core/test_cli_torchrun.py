@@ -72,7 +72,7 @@ def test_torchrun_writes_the_report_of_one_process_once(place: Path) -> None:
     done = subprocess.run([*command, "-o", "audit", "--json"], cwd=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = load_report(place / "audit" / "report.json")
-    assert json.loads(done.stdout) == json.loads(report.model_dump_json())  # of one rank: two documents do not parse
+    assert done.stdout == (place / "audit" / "report.json").read_text(encoding="utf-8")  # of one rank alone
     alone = load_report(place / "alone" / "report.json")
     varying = {"created_at": "", "duration_s": 0.0}
     assert report.model_copy(update=varying) == alone.model_copy(update=varying)

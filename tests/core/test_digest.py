@@ -12,7 +12,7 @@ import pytest
 
 from memguard.audit import digest as digest_module
 from memguard.audit.config import AuditSettings, parse_config
-from memguard.audit.digest import adapter_base, base_digest, checkpoint_digest, checkpoint_manifest
+from memguard.audit.digest import adapter_base, base_digest, checkpoint_digest, checkpoint_manifest, unchanged
 from memguard.documents import json_digest
 from memguard.errors import InputError
 
@@ -324,6 +324,34 @@ def test_a_file_that_goes_before_it_is_hashed_is_noticed(plain: Path, monkeypatc
     with pytest.raises(InputError, match="holds no weights"):  # at the second look
         checkpoint_digest(plain)
     assert hashed == ["config.json"]
+
+
+def test_a_checkpoint_that_is_swapped_after_loading_is_not_the_one_that_was_hashed(plain: Path) -> None:
+    with pytest.raises(InputError, match="changed while it was loaded. Wait until"), unchanged(plain):
+        os.utime(plain / "model.safetensors", ns=(1, 1))
+    with unchanged(plain):
+        made(plain, "trainer_state.json")  # decides nothing
+
+
+def test_an_audit_refuses_a_checkpoint_that_changes_while_it_is_loaded(
+    tiny_model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memguard.audit import checkpoints
+    from memguard.canaries.drawing import draw_plan
+
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    load = checkpoints.load_checkpoint
+
+    def load_and_touch(folder: Path) -> Any:
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+        return load(folder)
+
+    monkeypatch.setattr(checkpoints, "load_checkpoint", load_and_touch)
+    pin = {"name": "pin", "template": "The number is {secret}.", "secret": {"kind": "digits", "length": 5}}
+    plan = draw_plan(parse_config({"canaries": {"formats": [pin], "tiers": {1: 2}, "controls": 2}}).canaries, tokenizer)
+    with pytest.raises(InputError, match="changed while it was loaded"):
+        checkpoints.audit_checkpoints([tmp_path], plan, AuditSettings())
 
 
 # -- adapters

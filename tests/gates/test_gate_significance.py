@@ -36,12 +36,21 @@ def test_a_family_shifted_a_little_is_found_by_the_pooled_test_alone(make_report
 
 def test_a_pass_prints_the_smallest_effect_it_would_have_found(report, policy, baseline):
     rules = _rules(decide(report, policy, baseline))
-    # (2.878 + 1.645) * sqrt(24 * 1.4427^2 * (1 + 24/528) + 24 * 1.4427^2) / 48 = 0.953 bits.
-    assert rules[POOLED].figures["detectable_bits"] == pytest.approx(0.9525, abs=1e-3)
-    assert "a mean shift of 0.95 bits would be found 95 times in 100" in rules[POOLED].reason
+    # c = (24 * (1 + 24/528) + 24) / 48^2 = 0.021307; x = 2.878 * sqrt(2.0814 c) + 1.645 * sqrt((2.0814 + 1.95 x) c) = 1.0997.
+    assert rules[POOLED].figures["detectable_bits"] == pytest.approx(1.0997, abs=1e-3)
+    assert "a mean shift of 1.10 bits would be found 95 times in 100" in rules[POOLED].reason
     # 24 canaries in each of two spaces: p = 1 - (1 - 24 r / R)^2 <= 0.002, so R / r >= 24 / 0.0010005 and log2 of it is 14.55.
     assert rules[MAX].figures["detectable_bits"] == pytest.approx(14.55, abs=0.01)
     assert rules[BASELINE].figures["detectable_bits"] > 0.5
+
+
+def test_where_no_shift_is_sure_to_be_found_a_pass_says_so(make_report, make_format, make_policy):
+    # One canary, share 0.006: even exposure at its cap, log2(1025) bits, lies within 1.645 of its own spread of what is needed.
+    report = make_report(1, formats=[make_format("card", 10**15, True, 1024)], tiers={1: 1})
+    rules = [{"name": "f", "test": "exposure.pooled"}]
+    result = _rules(decide(report, make_policy(rules=rules, evidence={"min_canaries": 1})))["f"]
+    assert (result.outcome, result.figures["detectable_bits"]) == ("pass", None)
+    assert "at this size no mean shift would be found 95 times in 100" in result.reason
 
 
 def test_holm_rejects_in_steps_what_bonferroni_would_not(report, policy, baseline, monkeypatch):
