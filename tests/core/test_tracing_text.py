@@ -6,7 +6,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.tracing.degenerate import degenerate_kind
@@ -20,6 +20,7 @@ AWKWARD = st.text(
 )
 
 
+@settings(deadline=None)
 @given(AWKWARD)
 def test_offsets_cover_the_same_text_as_the_plain_form(text: str) -> None:
     found = normalise_with_offsets(text)
@@ -29,16 +30,19 @@ def test_offsets_cover_the_same_text_as_the_plain_form(text: str) -> None:
     assert all(0 <= start < end <= len(text) for start, end in zip(found.starts, found.ends, strict=True))
 
 
+@settings(deadline=None)
 @given(AWKWARD)
 def test_normalising_twice_changes_nothing(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
 
 
+@settings(deadline=None)
 @given(AWKWARD)
 def test_composed_and_decomposed_letters_are_the_same(text: str) -> None:
     assert normalise(unicodedata.normalize("NFD", text)) == normalise(unicodedata.normalize("NFC", text))
 
 
+@settings(deadline=None)
 @given(AWKWARD, st.data())
 def test_the_stretch_of_the_original_normalises_to_what_was_found(text: str, data: st.DataObject) -> None:
     found = normalise_with_offsets(text)
@@ -55,6 +59,7 @@ def test_a_stretch_outside_the_text_is_refused() -> None:
         normalise_with_offsets("ab").original(1, 1)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.integers(0, 3), st.integers(0, 3))
 def test_cut_characters_are_trimmed_and_whole_ones_kept(text: str, head: int, tail: int) -> None:
     raw = text.encode(errors="replace")
