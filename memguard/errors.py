@@ -7,6 +7,7 @@
     |   `-- NonFiniteScoreError  a score is NaN or infinite; a report is *invalid*  (CLI exit 3)
     |-- EvidenceError      the figures are not evidence; gates answer *invalid*    (CLI exit 3)
     |-- RegistryError      a registry refused or is away                           (CLI exit 4)
+    |-- EndpointError      a served model refused, is away or too slow             (CLI exit 4)
     `-- MissingExtraError  an optional part is not installed; names the pip line   (CLI exit 4)
 
 No message ever holds the text of a secret. Wrong arguments to a function stay ``ValueError`` / ``TypeError``.
@@ -41,6 +42,10 @@ class EvidenceError(MemguardError):
 
 class RegistryError(MemguardError):
     """A model registry refused, or could not be reached."""
+
+
+class EndpointError(MemguardError):
+    """An endpoint that serves a model refused, could not be reached, or was too slow."""
 
 
 class MissingExtraError(MemguardError, ImportError):
