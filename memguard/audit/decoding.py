@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -39,6 +40,18 @@ class DecodingSettings(SamplerSettings):
     def num_continuations(self) -> int:
         """Continuations of a prompt."""
         return max(1, self.num_samples)
+
+
+class PropensitySettings(DecodingSettings):
+    """What a model is asked for in ordinary use, against what a prefix forces out of it; traced to an index."""
+
+    index: Path | None = Field(default=None, description="folder of the corpus index")
+    prompts: Literal["builtin"] | Path = Field(
+        default="builtin", description="ordinary prompts: JSON lines with prompt and maybe setting, or one a line"
+    )
+    num_prompts: int = Field(default=100, ge=1, description="prompts of a setting at most")
+    prefix_tokens: int = Field(default=50, ge=1, description="first tokens of a record that has at least twice as many")
+    snippets: bool = Field(default=False, description="whether reports quote the longest spans of generations")
 
 
 @dataclass(frozen=True)
