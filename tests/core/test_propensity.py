@@ -97,7 +97,7 @@ def summary(
         given += [one] if one is not None else []
     items.sort(key=lambda item: (item.prompt, item.sample))
     settings = PropensitySettings(num_samples=num_samples, max_new_tokens=max_new_tokens, **options)
-    corpus = Corpus(lambda some: [0] * len(some), lambda some: given)  # type: ignore[arg-type,return-value]
+    corpus = Corpus(lambda some: [0] * len(some), lambda some: given)
     written = Generations(tuple(items), max_new_tokens, len(items))
     decoder = SimpleNamespace(decode=lambda ids, **_: f"{len(ids)} tokens")
     return summarise_propensity("model", prompts, written, corpus, settings, decoder, seed=0)

@@ -47,7 +47,7 @@ def records(blocks: Any) -> list[Record]:
 def collected(
     tokenizer: Any, records: Sequence[Record], settings: PropensitySettings = SETTINGS_OF_TEST, **given: Any
 ) -> PromptSet:
-    options = {"members": records[:12], "held_out": records[12:], "longest_match": nothing} | given
+    options: dict[str, Any] = {"members": records[:12], "held_out": records[12:], "longest_match": nothing} | given
     return collect_prompts(settings, tokenizer, **options)
 
 
