@@ -203,6 +203,7 @@ def pick_tokens(log_probs: Tensor, uniforms: Tensor) -> Tensor:
         [0, 0, 2]
     """
     cumulated = log_probs.exp().cumsum(dim=-1)
+    # Summed in parallel, as on a GPU, neighbours of equal value may differ in the last bit: hence the second condition.
     passed = (cumulated > (uniforms * cumulated[:, -1])[:, None]) & log_probs.isfinite()
     return passed.long().argmax(dim=-1)
 

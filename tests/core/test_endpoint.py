@@ -226,6 +226,13 @@ def test_an_endpoint_that_is_down_is_said_to_be(server: Server, tokenizer: Any) 
     assert KEY not in str(caught.value)
 
 
+def test_a_proxy_is_not_asked_for_what_runs_beside_it(server: Server, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert len(generate_at_endpoint(Endpoint(server.url, "small"), prompts_of(tokenizer), tokenizer, GREEDY).items) == 3
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -236,7 +243,7 @@ def test_an_endpoint_that_is_down_is_said_to_be(server: Server, tokenizer: Any) 
             r"status 400 \(bad_request\)\. It takes no",
         ),
         (failed(400, body=b'{"error": {"type": "4000 1234"}}'), r"status 400\. It takes no such request"),
-        (failed(307, {"Location": "http://127.0.0.1:1/v1"}), r"status 307\. Redirects are not followed"),
+        (failed(302, {"Location": "http://127.0.0.1:1/v1"}), r"status 302\. Redirects are not followed"),
         ((200, {}, b'{"choices": []}'), "answers with what is no completion"),
         ((200, {}, b'{"choices": [{"text": null}]}'), "answers with what is no completion"),
         ((200, {}, b"[]"), "answers with what is no completion"),
