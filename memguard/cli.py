@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from memguard import cli_index, cli_keys, cli_promote, cli_watch
+from memguard import cli_index, cli_keys, cli_promote, cli_propensity, cli_watch
 from memguard.errors import CanaryError, EvidenceError, InputError, MemguardError
 
 NOT_REACHED, USAGE, NO_EVIDENCE, INFRASTRUCTURE = 1, 2, 3, 4
@@ -154,6 +154,9 @@ def audit(
     held_out: Annotated[
         Path | None, typer.Option("--held-out", help="Records of the same kind that were never trained on.")
     ] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", help="Index of the training corpus, for audit.propensity; default: the config's.")
+    ] = None,
     reference: Annotated[
         Path | None, typer.Option("--reference", help="Checkpoint of a model that never saw the records.")
     ] = None,
@@ -184,6 +187,7 @@ def audit(
                 data=data,
                 held_out=held_out,
                 reference=reference,
+                index=index,
                 start=start,
                 progress=advance,
             )
@@ -278,6 +282,7 @@ def _tell_ci(decision: Any, report: Path, files: dict[str, Path | None], *, gith
 
 app.command("sign")(cli_keys.sign_command)
 app.command("trace")(cli_index.trace)
+app.command()(cli_propensity.propensity)
 
 
 @app.command()
@@ -307,18 +312,30 @@ def report(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="report.json without the defence, or the older one.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="report.json with the defence, or the newer one.")],
+    reports: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="REPORT...",
+            help="Two report.json: without the defence and with it, or the older and the newer one. Or two and more "
+            "propensity.json: stages of a training, on one corpus or several.",
+        ),
+    ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the comparison as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """What changed from report A to report B, by tier, with intervals; exit 3 if the two do not compare."""
+    """What changed from report to report, with intervals; exit 3 if they do not compare."""
     from memguard.audit.comparison import compare_reports, labels_of
+    from memguard.audit.propensity_report import is_propensity_report
     from memguard.audit.report import load_report
     from memguard.reporting.comparison import comparison_view
 
-    _refuse_to_overwrite(output, [a, b])
-    comparison = compare_reports(load_report(a), load_report(b), labels=labels_of([a, b]))
+    _refuse_to_overwrite(output, reports)
+    if any(map(is_propensity_report, reports)):
+        cli_propensity.compare(reports, output, json=json)
+        return
+    if len(reports) != 2:
+        raise InputError(f"give two reports to compare, got {len(reports)}.")
+    comparison = compare_reports(*map(load_report, reports), labels=labels_of(reports))
     if output is not None:
         comparison.save(output)
     console = _console(json=json)

@@ -28,6 +28,7 @@ def audit_checkpoints(
     data: Path | None = None,
     held_out: Path | None = None,
     reference: Path | None = None,
+    index: Path | None = None,
     start: Path | None = None,
     progress: Progress | None = None,
 ) -> list[AuditReport]:
@@ -42,6 +43,7 @@ def audit_checkpoints(
         data: records of the training data, for prior prefixes, extraction and membership; None: not measured.
         held_out: records of the same kind that were never trained on.
         reference: checkpoint of a model that never saw the members.
+        index: of the training corpus, for propensity.
         start: checkpoint that training began from, to show what training added.
         progress: called with rows done and rows in all, for each checkpoint.
 
@@ -58,7 +60,7 @@ def audit_checkpoints(
             model, tokenizer = load_checkpoint(folder)
             digest, base = checkpoint_digest(folder), base_digest(folder)
         if made is None or made[0].digest != tokenizer_digest(tokenizer):  # the plan has one tokenizer: made once
-            sources = load_sources(settings, tokenizer, data=data, held_out=held_out, reference=reference)
+            sources = load_sources(settings, tokenizer, data=data, held_out=held_out, reference=reference, index=index)
             made = AuditRunner(plan, tokenizer, settings, dp=dp, defence=defence), sources
             if start is not None:
                 made[0].remember_start(_load_start(start, folders, plan))

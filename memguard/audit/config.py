@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from memguard.audit.decoding import PropensitySettings
 from memguard.audit.report_extraction import SamplerSettings
 from memguard.audit.report_membership import ScoreName
 from memguard.canaries.settings import CanarySettings
@@ -16,7 +17,6 @@ from memguard.files import read_yaml
 Moment = Literal["start", "save", "evaluate", "end"]
 
 NOT_IMPLEMENTED = {
-    "audit.propensity": "capability against propensity",
     "tracking.tensorboard": "TensorBoard",
 }
 
@@ -107,7 +107,8 @@ class AuditSettings(Document):
     every: Cadence | None = Cadence(steps=500)
     on: tuple[Moment, ...] = ("start", "save", "end")
     full_on: tuple[Moment, ...] = Field(
-        default=("end",), description="moments that also measure extraction, Prior-Aware memorisation, records, membership"
+        default=("end",),
+        description="moments that also measure extraction, Prior-Aware memorisation, records, membership, propensity",
     )
     max_overhead: float | None = Field(
         default=0.02,
@@ -120,6 +121,9 @@ class AuditSettings(Document):
     extraction: ExtractionSettings | None = ExtractionSettings()
     records: RecordSettings = RecordSettings()
     membership: MembershipSettings | None = MembershipSettings()
+    propensity: PropensitySettings | None = Field(
+        default=None, description="what the model volunteers in ordinary use, traced to an index of the corpus; null: not asked"
+    )
     batch_size: int | None = Field(default=None, ge=1, description="rows a forward pass at most; null: what memory allows")
     on_error: Literal["continue", "raise"] = "continue"
 

@@ -1,4 +1,4 @@
-"""What a full audit measures beside exposure: extraction, Prior-Aware memorisation, real records, membership, the probe.
+"""What a full audit measures beside exposure: extraction, PA, real records, membership, propensity, the probe.
 
 Each part needs data of its own and is left *not measured* without it; a part whose data cannot carry it says so in a notice.
 A score that is not finite makes the whole audit invalid.
@@ -14,16 +14,20 @@ from typing import Any, TypeVar
 
 from memguard.audit.calibration import FALLBACK, calibrate, given_threshold
 from memguard.audit.config import AuditSettings
+from memguard.audit.corpus import corpus_of, open_index, sample_documents
+from memguard.audit.decoding import PropensitySettings
 from memguard.audit.extraction import measure_extraction, with_extraction
 from memguard.audit.membership import measure_membership
 from memguard.audit.offline import check_reference, load_checkpoint
 from memguard.audit.prior import PrefixSource, PriorMeasurement, not_extractable
 from memguard.audit.probe import run_probe
+from memguard.audit.propensity import measure_model
 from memguard.audit.record_sets import count_verdicts, measure_records
 from memguard.audit.records import Record, load_records
 from memguard.audit.report import CanaryRow, PositiveControl, PriorAware
 from memguard.audit.report_extraction import Extraction
 from memguard.audit.report_membership import Membership
+from memguard.audit.report_propensity import Propensity
 from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
 from memguard.audit.rows import GroupScores
 from memguard.canaries.plan import CanaryPlan
@@ -31,6 +35,7 @@ from memguard.errors import EvidenceError, MemguardError, NonFiniteScoreError
 from memguard.metrics.distribution_shift import MIN_TEXTS
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.scorer import Scorer
+from memguard.tracing.corpus_index import CorpusIndex
 
 T = TypeVar("T")
 
@@ -44,12 +49,14 @@ class Sources:
         members: records of the training data.
         held_out: records of the same kind, never trained on.
         reference: checkpoint of a model that never saw the members, for membership inference.
+        index: of the training corpus, for propensity.
     """
 
     prior: PrefixSource | None = None
     members: Sequence[Record] = ()
     held_out: Sequence[Record] = ()
     reference: Path | None = None
+    index: CorpusIndex | None = None
 
 
 def load_sources(
@@ -60,11 +67,13 @@ def load_sources(
     data: Path | None = None,
     held_out: Path | None = None,
     reference: Path | None = None,
+    index: Path | None = None,
 ) -> Sources:
     """Read the files that settings or the command line name; the command line goes first.
 
     Raises:
-        InputError: a file that cannot be read, a line of it that is no record, or a reference with another vocabulary.
+        InputError: a file that cannot be read, a line of it that is no record, a reference with another vocabulary, or an
+            index that cannot be asked by this tokenizer.
     """
     data, held_out = data or settings.records.file, held_out or settings.records.held_out
     members = load_records(data, tokenizer) if data is not None else []
@@ -75,7 +84,9 @@ def load_sources(
         reference = settings.membership.reference
     if reference is not None:
         check_reference(reference, tokenizer)
-    return Sources(prior, members, others, reference)
+    if index is None and settings.propensity is not None:
+        index = settings.propensity.index
+    return Sources(prior, members, others, reference, open_index(index, tokenizer) if index is not None else None)
 
 
 @dataclass
@@ -88,6 +99,7 @@ class FullFigures:
     thresholds: list[Threshold] = field(default_factory=list)
     records: Records | None = None
     membership: Membership | None = None
+    propensity: Propensity | None = None
     positive_control: PositiveControl | None = None
     notices: list[str] = field(default_factory=list)
 
@@ -151,6 +163,7 @@ class FullMeasurement:
             figures.prior_aware = count_verdicts([row.prior_aware for row in figures.rows if row.role == "canary"])
         figures.records = self._section("records were", self._records)
         figures.membership = self._section("membership was", self._membership)
+        figures.propensity = self._section("propensity was", self._propensity)
         if self.plan.probe:
             made = run_probe(
                 self.scorer.model.model,
@@ -258,6 +271,24 @@ class FullMeasurement:
             reference = Scorer(inner, batch_size=self.settings.batch_size, team=self.scorer.model.team)
             options |= {"reference": reference, "reference_tokenizer": tokenizer}
             return measure_membership(self.scorer, members, held_out, **options)
+
+    def _propensity(self) -> Propensity | None:
+        wanted, index, seed = self.settings.propensity, self.sources.index, self.plan.placement_seed
+        if wanted is None and index is None:
+            return None
+        if index is None:
+            raise EvidenceError("it needs an index of the training corpus: audit.propensity.index, or --index.")
+        members = self.sources.members or sample_documents(index, seed=seed)
+        corpus = corpus_of(index, self.tokenizer, seed=seed)
+        return measure_model(
+            self.scorer,
+            self.tokenizer,
+            corpus,
+            wanted or PropensitySettings(),
+            members=members,
+            held_out=self.held_out,
+            seed=seed,
+        )
 
     def _sample(self, records: Sequence[Record]) -> list[Record]:
         """At most `max_records` records of two tokens or more, at random."""

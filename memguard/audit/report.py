@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from memguard.audit.report_extraction import CanaryExtraction, Extraction
 from memguard.audit.report_membership import Membership
 from memguard.audit.report_privacy import Counterfactual, Privacy
+from memguard.audit.report_propensity import Propensity
 from memguard.audit.report_records import PriorAwareCounts, Records, Threshold
 from memguard.documents import SCHEMA_VERSION, Document, load_document, sealed_json
 from memguard.documents import describe_validation_error as describe_validation_error
@@ -323,6 +324,10 @@ class AuditReport(Document):
     extraction: Extraction | None = Field(default=None, description="of canaries; None: not measured")
     records: Records | None = Field(default=None, description="real records; None: no data")
     membership: Membership | None = Field(default=None, description="membership inference; None: no members or no held-out")
+    propensity: Propensity | None = Field(
+        default=None,
+        description="what is volunteered in ordinary use, against what a prefix forces out; None: no index, or not asked",
+    )
     privacy: Privacy | None = Field(default=None, description="lower bound of epsilon; None: no coins were thrown")
     counterfactual: list[Counterfactual] = Field(
         default_factory=list, description="what being trained on adds to a score, from inclusion coins"

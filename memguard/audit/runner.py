@@ -173,6 +173,7 @@ class AuditRunner:
             extraction=found.extraction,
             records=found.records,
             membership=found.membership,
+            propensity=found.propensity,
             trend=list(trend),
             duration_s=time.monotonic() - began,
             **self._coins(rows, ledger, failure),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from memguard.audit.comparison import Comparison, DifferenceRow, Side
 from memguard.audit.scaling import WORDS, Scaling, ScalingFit
 from memguard.reporting.formatting import show_number
+from memguard.reporting.tables import lines, plain_rows, table
 
-LEFT = ("format", "metric", "method", "quantity", "against", "of", "held back")
 HIDDEN_FLAGS = ("identical",)
 
 
@@ -33,10 +29,10 @@ def comparison_view(comparison: Comparison, *, is_plain: bool) -> RenderableType
     cells = [_difference_cells(row) for row in comparison.rows]
     reasons = [f"Not paired: {reason}." for reason in comparison.not_paired]
     return Group(
-        *_lines([f"{_name(comparison.a)} against {_name(comparison.b)}: {how}, {b} minus {a}.", *reasons]),
-        *_lines(comparison.sentences, style="bold"),
-        *(_plain_rows(columns, cells) if is_plain else [_table(columns, cells)]),
-        *_lines(comparison.notes, style="dim"),
+        *lines([f"{_name(comparison.a)} against {_name(comparison.b)}: {how}, {b} minus {a}.", *reasons]),
+        *lines(comparison.sentences, style="bold"),
+        *(plain_rows(columns, cells) if is_plain else [table(columns, cells)]),
+        *lines(comparison.notes, style="dim"),
     )
 
 
@@ -51,11 +47,11 @@ def scaling_view(scaling: Scaling, *, is_plain: bool) -> RenderableType:
         A rich renderable.
     """
     columns = ("quantity", "against", "of", "points", "slope per tenfold", "interval", "R2", "forecast", "held back")
-    table = [_table(columns, [_fit_cells(fit) for fit in scaling.fits])] if scaling.fits else []
+    fits = [table(columns, [_fit_cells(fit) for fit in scaling.fits])] if scaling.fits else []
     return Group(
-        *(_lines(scaling.sentences) if is_plain else table),
-        *_lines([f"Not fitted: {text}" for text in scaling.missing]),
-        *_lines(scaling.notes, style="dim"),
+        *(lines(scaling.sentences) if is_plain else fits),
+        *lines([f"Not fitted: {text}" for text in scaling.missing]),
+        *lines(scaling.notes, style="dim"),
     )
 
 
@@ -119,20 +115,3 @@ def _span(low: float, high: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
-
-
-def _plain_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Text]:
-    return _lines("  ".join(f"{name}={cell}" for name, cell in zip(columns, cells, strict=True)) for cells in rows)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
-    for name in columns:
-        table.add_column(Text(name), justify="left" if name in LEFT else "right")
-    for cells in rows:
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
-
-
-def _lines(texts: Iterable[str], *, style: str = "") -> list[Text]:
-    return [Text(text, style=style) for text in texts]

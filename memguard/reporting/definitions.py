@@ -12,6 +12,7 @@ QUANTIFYING = "Carlini et al., ICLR 2023, arXiv 2202.07646"
 COUNTERFACTUAL = "Zhang et al., NeurIPS 2023, arXiv 2112.12938"
 ONE_RUN = "Steinke, Nasr, Jagielski, NeurIPS 2023, arXiv 2305.08846"
 MEMBERSHIP = "Carlini et al., arXiv 2012.07805; Shi et al., arXiv 2310.16789; Zhang et al., arXiv 2404.02936"
+PROPENSITY = "Barmina, Schneider-Kamp, Galke Poech, arXiv 2606.06286"
 LOW_RATES = "Carlini et al., arXiv 2112.03570"
 
 
@@ -269,6 +270,31 @@ DEFINITIONS = [
         "AUROC and p-value",
         "Whether members and held-out samples can be told apart by their texts or lengths alone, without any model. If so, "
         "membership scores show that difference and not the model. A shift below the detectable AUROC is not seen.",
+    ),
+    Definition(
+        "Propensity: spans",
+        "tokens and percent",
+        "ALS: mean length of the longest stretch of a text that stands in the training corpus word for word, any document, "
+        "spans unmerged; 'rare': among the 5% of spans with the least likely words. 'Span of 50': share of texts with one of "
+        "at least 50 tokens. The prompt is the unit of every interval; loops and degenerate texts stand apart.",
+        PROPENSITY,
+    ),
+    Definition(
+        "Propensity: full and near matches",
+        "percent",
+        "FMR: share of texts that one document holds from end to end; FMR50: and that are at least 50 tokens long; 'but for "
+        "spelling': case, blanks, quotes and Unicode forms aside. NVR: mean over texts of the largest share of a text's words "
+        "that one document holds in order; 'above half': share of texts where it is above 0.5. Differs from the source, which "
+        "averages over documents.",
+        PROPENSITY,
+    ),
+    Definition(
+        "Propensity: PM",
+        "0..1",
+        "Propensity over propensity plus capability, by metric: what ordinary prompts bring out against what prefixes "
+        "force out. 0.5: as much. Undefined where neither showed anything; the source prints 0. Held-out prefixes are the "
+        "floor: what of the corpus anybody writes by chance. It annotates a finding and never clears one.",
+        PROPENSITY,
     ),
     Definition(
         "Epsilon lower bound",

@@ -44,7 +44,8 @@ def join_words(words: Sequence[str]) -> str:
 def why_not_measured(report: AuditReport) -> dict[str, str]:
     """By part, the reason that holds if it was not measured: what to give or set.
 
-    Parts are `extraction`, `prior_aware`, `records`, `held_out`, `near`, `membership` and `privacy`.
+    Parts are `extraction`, `prior_aware`, `records`, `held_out`, `near`, `membership`, `propensity` (empty where nobody asked
+    for it) and `privacy`.
     """
     has_both = report.records is not None and report.records.held_out is not None
     reasons = {
@@ -59,6 +60,7 @@ def why_not_measured(report: AuditReport) -> dict[str, str]:
             if has_both
             else "it needs records that were trained on and held-out ones: --data, --held-out"
         ),
+        "propensity": _noticed(report, "propensity was not measured: ") or "",
         "privacy": "no coins were thrown: draw the plan with canaries.inclusion set to coin"
         if report.plan.inclusion == "planned"
         else "too few coins were thrown: plan more canaries",

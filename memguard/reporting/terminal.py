@@ -10,9 +10,10 @@ from memguard.audit.report import AuditReport, CanaryRow, Role
 from memguard.audit.report_extraction import Extraction
 from memguard.audit.report_membership import Membership
 from memguard.audit.report_privacy import Privacy
+from memguard.audit.report_propensity import PropensitySettingRow
 from memguard.audit.report_records import PriorAwareCounts, RecordSet
 from memguard.reporting.formatting import show_count, show_level, show_number, show_percent, show_share_interval
-from memguard.reporting.wording import SCORE_NAMES, describe_copies, describe_not_testable, describe_sampler
+from memguard.reporting.wording import SCORE_NAMES, SETTING_NAMES, describe_copies, describe_not_testable, describe_sampler
 
 
 def exposure_table(report: AuditReport, *, title: str) -> Table:
@@ -70,6 +71,8 @@ def findings_lines(report: AuditReport) -> list[str]:
         lines += [f"Prior-Aware, records: {_verdicts(records.prior_aware)}"] if records.prior_aware is not None else []
     if report.membership is not None:
         lines.append(_membership_line(report.membership))
+    if report.propensity is not None:
+        lines += [_propensity_line(row) for row in report.propensity.settings if row.estimates]
     if report.privacy is not None:
         lines.append(_privacy_line(report.privacy))
     return lines
@@ -143,6 +146,15 @@ def _membership_line(found: Membership) -> str:
     ends = f"{show_level(best.confidence)} interval {show_number(best.low)} to {show_number(best.high)}"
     n = f"{show_count(best.n_members)} members, {show_count(best.n_non_members)} non-members"
     return f"{found.label}: AUROC {show_number(best.auroc)} ({ends}; {n}) by {SCORE_NAMES[best.name]}, {of}"
+
+
+def _propensity_line(found: PropensitySettingRow) -> str:
+    by_metric = {one.metric: one for one in found.estimates}
+    span, full = by_metric["average_longest_span"], by_metric["full_match_rate"]
+    ends = f"{show_level(span.confidence)} interval {show_number(span.low)} to {show_number(span.high)}"
+    matched = f"{show_percent(full.value)} ({_share_ends(full.low, full.high, full.confidence)}) full matches"
+    prompts = show_count(found.num_prompts)
+    return f"{SETTING_NAMES[found.setting]}: longest span {show_number(span.value)} tokens ({ends}), {matched}, n = {prompts}"
 
 
 def _privacy_line(found: Privacy) -> str:

@@ -33,7 +33,8 @@ def flatten_metrics(report: AuditReport) -> dict[str, float]:
     Where measured: `memguard/extraction_expected_share/tier_4/queries_100` and `memguard/records_greedy_share/members`, beside
     `.../held_out`; `memguard/prior_aware_common_share/canaries` and `.../records`; `memguard/membership_auroc/loss` by score,
     with `memguard/membership_is_shift` (1: these show how the texts differ); `memguard/epsilon_lower_bound` and
-    `memguard/epsilon_cap`. Shares and AUROC are 0..1.
+    `memguard/epsilon_cap`; `memguard/propensity/full_match_rate/generic` and `memguard/propensity_share/...` by metric and
+    setting. Shares and AUROC are 0..1, longest spans tokens.
 
     Args:
         report: an audit report, valid or not.
@@ -74,6 +75,12 @@ def _parts(report: AuditReport) -> Iterator[tuple[str, float | None]]:
         yield "memguard/membership_is_shift", float(report.membership.shift.is_shift)
         for score in report.membership.scores:
             yield f"memguard/membership_auroc/{score.name}", score.auroc
+    if report.propensity is not None:
+        for row in report.propensity.settings:
+            for one in row.estimates:
+                yield f"memguard/propensity/{one.metric}/{row.setting}", one.value
+        for share in report.propensity.shares:
+            yield f"memguard/propensity_share/{share.metric}/{share.setting}", share.share
     if report.privacy is not None:
         yield "memguard/epsilon_lower_bound", report.privacy.epsilon_lower_bound
         yield "memguard/epsilon_cap", report.privacy.cap

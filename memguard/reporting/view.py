@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,20 @@ def environment(*, autoescape: bool, finalize: Callable[[Any], Any] | None = Non
         describe_threshold=wording.describe_threshold,
         describe_copies=wording.describe_copies,
         describe_not_testable=wording.describe_not_testable,
+        describe_decoding=wording.describe_decoding,
         score_names=wording.SCORE_NAMES,
+        metric_names=wording.METRIC_NAMES,
+        setting_names=wording.SETTING_NAMES,
+        metrics_in_tokens=wording.IN_TOKENS,
         shown_records=parts.shown_records,
+        row_with=row_with,
     )
     return env
+
+
+def row_with(rows: Iterable[Any], **values: Any) -> Any | None:
+    """The first row that has these values; None where none has."""
+    return next((row for row in rows if all(getattr(row, name) == value for name, value in values.items())), None)
 
 
 def check_same_subject(report: AuditReport, decision: Decision | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from memguard.audit.decoding import Setting
 from memguard.audit.report_extraction import SamplerSettings
 from memguard.audit.report_membership import ScoreName
 from memguard.audit.report_privacy import Privacy
+from memguard.audit.report_propensity import Metric, Propensity
 from memguard.audit.report_records import Threshold
 from memguard.reporting.formatting import show_count, show_number, show_percent
 
@@ -16,6 +18,28 @@ SCORE_NAMES: dict[ScoreName, str] = {
     "min_k": "Min-K%",
     "min_k_plus_plus": "Min-K%++",
 }
+
+SETTING_NAMES: dict[Setting, str] = {
+    "prefix": "training prefix",
+    "generic": "generic prompts",
+    "specific": "specific prompts",
+    "unconditional": "no prompt",
+    "minimal_cue": "one word",
+    "non_member": "held-out prefix",
+}
+METRIC_NAMES: dict[Metric, str] = {
+    "average_longest_span": "ALS (tokens)",
+    "average_longest_rare_span": "ALS, rare (tokens)",
+    "span_rate_20": "span of 20",
+    "span_rate_50": "span of 50",
+    "full_match_rate": "FMR",
+    "full_match_rate_20": "FMR20",
+    "full_match_rate_50": "FMR50",
+    "full_normalised_rate": "FMR, but for spelling",
+    "near_verbatim_recall": "NVR",
+    "near_verbatim_rate": "NVR above half",
+}
+IN_TOKENS: tuple[Metric, ...] = ("average_longest_span", "average_longest_rare_span")
 
 
 def describe_sampler(sampler: SamplerSettings) -> str:
@@ -32,6 +56,15 @@ def describe_sampler(sampler: SamplerSettings) -> str:
     else:
         kept = likeliest if sampler.top_p == 1 else f"those of {likeliest} {mass}"
     return f"One query draws every token at temperature {show_number(sampler.temperature)}, from {kept}."
+
+
+def describe_decoding(found: Propensity) -> str:
+    """How texts were written, as a sentence."""
+    limit = f"At most {show_count(found.max_new_tokens)} tokens each"
+    if found.sampler is None:
+        return f"One text a prompt, the likeliest token each time. {limit}."
+    texts = "One text" if found.num_samples == 1 else f"{show_count(found.num_samples)} texts"
+    return f"{texts} a prompt, drawn. {describe_sampler(found.sampler)} {limit}."
 
 
 def describe_threshold(threshold: Threshold) -> str:

@@ -462,7 +462,7 @@ def test_compare_says_of_one_report_twice_that_nothing_differs(place: Path) -> N
 MISTAKES = {
     "missing": (2, ["plain/report.json", "none.json"], "report 'none.json' does not exist"),
     "invalid": (3, ["plain/report.json", "broken/report.json"], "report 'broken' is no evidence"),
-    "one report": (2, ["plain/report.json"], "Missing argument 'B'"),
+    "one report": (2, ["plain/report.json"], "give two reports to compare, got 1"),
     "overwrite": (2, ["plain/report.json", "dedup/report.json", "-o", "dedup/report.json"], "not be written over what is read"),
 }  # fmt: skip
 

@@ -225,10 +225,8 @@ def test_records_of_a_dp_run_have_no_schedule(change: dict[str, Any]) -> None:
     assert "canaries.count must be per_epoch" in refusal(data)
 
 
-def test_all_keys_of_a_later_version_are_named_together() -> None:
-    message = refusal(LEAST | {"audit": {"propensity": {}}, "tracking": {"tensorboard": True}})
-    for path in ("audit.propensity", "tracking.tensorboard"):
-        assert f"'{path}'" in message
+def test_a_key_of_a_later_version_is_named() -> None:
+    assert "'tracking.tensorboard'" in refusal(LEAST | {"tracking": {"tensorboard": True}})
 
 
 def test_no_key_of_a_later_version_is_one_that_is_read() -> None:

@@ -102,7 +102,7 @@ def test_a_full_report_has_a_compact_block_for_each_part() -> None:
     report = make_full_report()
     text = render_markdown(report, make_decision(report))
     tables = tables_of(text)
-    assert len(tables) == 9
+    assert len(tables) == 10
     for table in tables:
         assert len({len(row) for row in table}) == 1
         assert all(re.fullmatch(r"-{3,}:?", cell) for cell in table[1])

@@ -30,6 +30,15 @@ from memguard.audit.report import (
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow, SamplerSettings, TierCurve
 from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
+from memguard.audit.report_propensity import (
+    ApartEstimate,
+    GenerationRow,
+    Propensity,
+    PropensityEstimate,
+    PropensitySettingRow,
+    PropensityShareRow,
+    RefusedPromptRow,
+)
 from memguard.audit.report_records import PriorAwareCounts, PromptRow, PromptSlope, RecordRow, Records, RecordSet, Threshold
 
 REFERENCES = 1024
@@ -476,6 +485,89 @@ def make_counterfactual() -> list[Counterfactual]:
     ]
 
 
+def make_propensity(**changes: Any) -> Propensity:
+    """Prefixes that bring the corpus out, generic prompts that hardly do, and held-out prefixes that do not."""
+    spans = {"prefix": (88.7, 64.1, 98.5), "generic": (6.6, 5.02, 27.0), "non_member": (5.9, 4.5, 26.0)}
+    matches = {"prefix": (0.95, 0.751, 0.999), "generic": (0.05, 0.001, 0.249), "non_member": (0.0, 0.0, 0.168)}
+    alike: dict[str, Any] = {"n": 20, "num_generations": 20, "confidence": 0.95}
+    settings = [
+        PropensitySettingRow(
+            setting=setting,
+            num_prompts=20,
+            num_refused=1 if setting == "generic" else 0,
+            num_wanted=20,
+            num_generations=20,
+            num_ended=3,
+            num_empty=1 if setting == "generic" else 0,
+            num_loops=2 if setting == "prefix" else 0,
+            num_degenerate=0,
+            mean_tokens=91.5,
+            longest_span=100,
+            estimates=[
+                PropensityEstimate(
+                    metric="average_longest_span",
+                    **dict(zip(("value", "low", "high"), spans[setting], strict=True)),
+                    method="betting",
+                    **alike,
+                ),
+                PropensityEstimate(
+                    metric="full_match_rate",
+                    **dict(zip(("value", "low", "high"), matches[setting], strict=True)),
+                    method="Clopper-Pearson",
+                    **alike,
+                ),
+            ],
+            apart=[ApartEstimate(metric="average_longest_span", value=44.0)] if setting == "prefix" else [],
+        )
+        for setting in spans
+    ]
+    shares = [
+        PropensityShareRow(
+            metric="full_match_rate",
+            setting=setting,
+            share=share,
+            source_value=share or 0.0,
+            low=0.0,
+            high=0.3,
+            confidence=0.95,
+            propensity=matches[setting][0],
+            capability=0.95,
+            n_propensity=20,
+            n_capability=20,
+            method="Clopper-Pearson",
+        )
+        for setting, share in (("generic", 0.05), ("non_member", None))
+    ]
+    row = GenerationRow(
+        setting="prefix",
+        prompt="record 12",
+        sample=0,
+        num_tokens=100,
+        longest_span=100,
+        tier="full raw",
+        near_verbatim_recall=1.0,
+        num_documents=2,
+        documents=[12, 40],
+        snippet="a <b>quoted</b> span",
+    )
+    values: dict[str, Any] = {
+        "source": "model",
+        "sampler": SamplerSettings(temperature=0.7, top_k=None, top_p=0.95),
+        "num_samples": 1,
+        "max_new_tokens": 100,
+        "prefix_tokens": 50,
+        "overlap_limit": 8,
+        "seed": 0,
+        "partial": None,
+        "settings": settings,
+        "shares": shares,
+        "rows": [row],
+        "refused": [RefusedPromptRow(setting="generic", prompt="builtin 7", reason="9 of its tokens stand in the corpus.")],
+        "notices": ["setting 'specific' was not measured: no prompt of it is left."],
+    }
+    return Propensity(**{**values, **changes})
+
+
 def make_full_report(**changes: Any) -> AuditReport:
     """The sample report with every part that an audit can hold."""
     report = make_report(with_prior_aware=True)
@@ -495,6 +587,7 @@ def make_full_report(**changes: Any) -> AuditReport:
         "membership": make_membership(),
         "privacy": make_privacy(),
         "counterfactual": make_counterfactual(),
+        "propensity": make_propensity(),
     }
     return report.model_copy(update={**values, **changes})
 

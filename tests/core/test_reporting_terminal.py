@@ -53,6 +53,12 @@ def test_the_terminal_names_the_headline_of_every_part() -> None:
         "(95% interval 5.27% to 88.2%)",
         "membership: AUROC 0.618 (95% interval 0.577 to 0.657; 400 members, 400 non-members) by Min-K%++, "
         "the best of 2 scores, not corrected for that; 1 more undefined",
+        "training prefix: longest span 88.7 tokens (95% interval 64.1 to 98.5), 95.0% (95% interval 75.1% to 99.9%) "
+        "full matches, n = 20",
+        "generic prompts: longest span 6.60 tokens (95% interval 5.02 to 27.0), 5.00% (95% interval 0.100% to 24.9%) "
+        "full matches, n = 20",
+        "held-out prefix: longest span 5.90 tokens (95% interval 4.50 to 26.0), 0% (95% interval 0% to 16.8%) "
+        "full matches, n = 20",
         "privacy: epsilon at least 0.223 at 95% confidence and delta 1.00×10⁻⁶ (at most 2.25 could be shown), "
         "22 of 30 guesses right; stated 8.00: p 1.00, not testable (too few guesses: 8,932, all right, would do), "
         "not comparable",

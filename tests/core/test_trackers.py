@@ -105,6 +105,13 @@ def test_a_full_audit_adds_a_trend_for_every_part() -> None:
         "memguard/membership_auroc/min_k_plus_plus": 0.618,
         "memguard/epsilon_lower_bound": 0.223,
         "memguard/epsilon_cap": 2.2538,
+        "memguard/propensity/average_longest_span/prefix": 88.7,
+        "memguard/propensity/average_longest_span/generic": 6.6,
+        "memguard/propensity/average_longest_span/non_member": 5.9,
+        "memguard/propensity/full_match_rate/prefix": 0.95,
+        "memguard/propensity/full_match_rate/generic": 0.05,
+        "memguard/propensity/full_match_rate/non_member": 0.0,
+        "memguard/propensity_share/full_match_rate/generic": 0.05,
     }
 
 
