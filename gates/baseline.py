@@ -20,6 +20,7 @@ from memguard.gates.policy import Policy
 from memguard.gates.wording import clip, quoted
 
 KEPT_RUNS = 8
+ITSELF = "the baseline is this very report, which nobody accepted; give the audit of an earlier release"
 BARE_REPORT = "a bare report that nobody accepted"
 COMPARED = ("dtype", "autocast", "references", "references_per_name", "score")
 Comparable = Literal["plan", "design"]
@@ -223,6 +224,30 @@ def comparability(report: AuditReport, baseline_report: AuditReport, *, comparab
         differences.append("the procedure's reference_seed differs")
     rows = _row_differences(report, baseline_report) if paired or comparable == "plan" else []
     return differences + rows + _faults(baseline_report)
+
+
+def training_differences(report: AuditReport, baseline_report: AuditReport) -> list[str]:
+    """How the two runs planted differently, one phrase each: a rise would then be the planting's.
+
+    Args:
+        report: the candidate.
+        baseline_report: what it would be compared with.
+    """
+    differences = []
+    new, old = (
+        sorted((r.format, r.repetitions) for r in one.canaries if r.role == "canary") for one in (report, baseline_report)
+    )
+    if new != old:
+        differences.append("the canaries were to be repeated otherwise")
+    for field, what in (("count", "counted"), ("mode", "planted"), ("plant_once", "repeated")):
+        if getattr(report.ledger, field) != getattr(baseline_report.ledger, field):
+            differences.append(f"the canaries were {what} otherwise (ledger.{field})")
+    return list(dict.fromkeys(differences))
+
+
+def is_itself(report: AuditReport, baseline: Baseline) -> bool:
+    """Whether the baseline is nothing but this report, which nobody accepted."""
+    return not baseline.accepted and baseline.newest.report_digest == document_digest(report)
 
 
 def _row_differences(report: AuditReport, baseline_report: AuditReport) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from memguard.audit.report import Decision
-from memguard.errors import InputError
+from memguard.errors import InputError, RegistryError
 from memguard.gates.baseline import accept as accept_report
 from memguard.gates.decision import decide
 from memguard.gates.promotion_inputs import load_inputs
@@ -14,6 +16,7 @@ from memguard.gates.terminal import format_decision
 __all__ = ["format_decision", "gate_report"]
 
 DECISION_NAME = "decision.json"
+LOCK_S = 30.0
 
 
 def gate_report(
@@ -27,8 +30,6 @@ def gate_report(
     pin: bool = False,
     require_signature: Path | None = None,
     output: Path | None = None,
-    write: bool = True,
-    attempts: int = 1,
 ) -> Decision:
     """Decide on a report file, write the decision, and accept the report as baseline where asked to.
 
@@ -45,8 +46,6 @@ def gate_report(
         pin: make the accepted report the anchor that later ones may not drift from.
         require_signature: public keys; report, baseline and a policy of one's own must each be signed by one of them.
         output: where the decision goes; `decision.json` beside the report when None.
-        write: false writes no decision file.
-        attempts: how often this plan met the gate; a strict policy divides alpha by it.
 
     Returns:
         The decision as it was written; that of a first release keeps its exit code 3, since it had no baseline.
@@ -58,22 +57,46 @@ def gate_report(
     """
     report_path = Path(report_path)
     target = Path(output) if output is not None else report_path.with_name(DECISION_NAME)
-    _check_arguments(report_path, target, baseline, accept, by, reason)
+    _check_arguments(report_path, target, policy, baseline, accept, by, reason)
     if pin and accept is None:
         raise InputError("--anchor belongs to --accept BASELINE.")
-    if baseline is None and accept is not None and accept.exists():
-        baseline = accept
-    report, rules, accepted = load_inputs(report_path, policy, baseline, keys=require_signature)
-    decision = decide(report, rules, accepted, attempts=attempts)
-    if write:
+    with _alone(accept):
+        if accept is not None and accept.exists():
+            if baseline is not None and baseline.resolve() != accept.resolve():
+                raise InputError("--accept adds to a baseline that exists, and compares with that one: leave --baseline out.")
+            baseline = accept
+        report, rules, accepted = load_inputs(report_path, policy, baseline, keys=require_signature)
+        decision = decide(report, rules, accepted)
         decision.save(target)
-    if accept is not None:
-        accept_report(report, rules, decision, accept, by=by or "", reason=reason or "", pin=pin)
+        if accept is not None:
+            accept_report(report, rules, decision, accept, by=by or "", reason=reason or "", pin=pin)
     return decision
 
 
+@contextlib.contextmanager
+def _alone(accept: Path | None) -> Iterator[None]:
+    """One at a time adds to a baseline, from the comparison with it to the new file: none of the runs is lost."""
+    if accept is None:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    accept.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(accept.resolve().with_name(f".{accept.name}.lock"), timeout=LOCK_S):
+            yield
+    except Timeout:
+        raise RegistryError(f"baseline '{accept.name}' is being written by somebody else; try again.") from None
+
+
 def _check_arguments(
-    report_path: Path, target: Path, baseline: Path | None, accept: Path | None, by: str | None, reason: str | None
+    report_path: Path,
+    target: Path,
+    policy: Path | str,
+    baseline: Path | None,
+    accept: Path | None,
+    by: str | None,
+    reason: str | None,
 ) -> None:
     """Everything that is wrong with the arguments, before a file is written."""
     problems = []
@@ -81,10 +104,10 @@ def _check_arguments(
         problems.append("--accept needs --by NAME and --reason TEXT: a baseline names who accepted it, and why.")
     if accept is None and (by is not None or reason is not None):
         problems.append("--by and --reason belong to --accept BASELINE.")
-    inputs = [path.absolute() for path in (report_path, baseline, accept) if path is not None]
-    if target.absolute() in inputs:
-        problems.append("the decision must not be written over the report or the baseline; give another --output.")
-    if accept is not None and accept.absolute() == report_path.absolute():
-        problems.append("the baseline must be a file of its own, not the report.")
+    inputs = [Path(path).resolve() for path in (report_path, policy, baseline, accept) if path is not None]
+    if target.resolve() in inputs:
+        problems.append("the decision must not be written over the report, the policy or the baseline; give another --output.")
+    if accept is not None and accept.resolve() in (report_path.resolve(), Path(policy).resolve()):
+        problems.append("the baseline must be a file of its own, not the report or the policy.")
     if problems:
         raise InputError(" ".join(problems))

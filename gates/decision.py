@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Literal
 
-from memguard.audit.report import LIMITS, AuditReport, Decision, RuleResult
+from memguard.audit.report import LIMITS, AuditReport, Decision, RuleOutcome, RuleResult
 from memguard.documents import document_digest
 from memguard.errors import EvidenceError
 from memguard.gates.baseline import Baseline
@@ -62,7 +62,8 @@ def decide(
     for rule in policy.rules:
         result = tested.get(rule.name) or _evaluate(rule, report, policy, baseline)
         waivers = [waiver for waiver in policy.waivers if waiver.rule == rule.name]
-        rules.append(_apply_waivers(result, waivers, day, report))
+        rest = _without_waived(rule, report, policy, [one for one in waivers if one.expires >= day])
+        rules.append(_apply_waivers(result, waivers, day, rest))
     outcome, exit_code, reason = _conclude(evidence, rules, strict=policy.strict)
     return Decision(
         outcome=outcome,
@@ -95,12 +96,28 @@ def _evaluate(rule: Rule, report: AuditReport, policy: Policy, baseline: Baselin
     return evaluate_limit(rule, report, chosen)
 
 
-def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.date, report: AuditReport) -> RuleResult:
-    """A block becomes *waived* under waivers that have not expired and cover it; each is mentioned, used or not."""
+def _without_waived(rule: Rule, report: AuditReport, policy: Policy, live: Sequence[Waiver]) -> RuleOutcome | None:
+    """What the rule says of all that live waivers do not cover; None where nothing is left."""
+    if any(not waiver.scope for waiver in live):
+        return None
+    canaries, tiers = {waiver.canary for waiver in live}, {waiver.tier for waiver in live}
+    try:
+        chosen = selected_canaries(report, policy, rule.select)
+    except EvidenceError:
+        return "invalid"
+    rest = [row for row in chosen if row.id not in canaries and row.repetitions not in tiers]
+    if not rest:
+        return None
+    if isinstance(rule, SignificanceRule) or not live:
+        return "block"
+    return evaluate_limit(rule, report, rest).outcome
+
+
+def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.date, rest: RuleOutcome | None) -> RuleResult:
+    """A block becomes *waived*, or what the rest of it is, under live waivers that cover it; each is mentioned, used or not."""
     if not waivers:
         return result
-    live = [waiver for waiver in waivers if waiver.expires >= day]
-    is_waived = result.outcome == "block" and _covered(result, live, report)
+    is_waived = result.outcome == "block" and rest in (None, "pass", "not shown", "insufficient evidence")
     parts = [result.reason.rstrip(".")]
     for waiver in waivers:
         who = f"{waiver.scope}of {waiver.owner}"
@@ -112,18 +129,10 @@ def _apply_waivers(result: RuleResult, waivers: Sequence[Waiver], day: datetime.
             parts.append(f"the waiver {who} until {waiver.expires} does not cover all that failed")
         else:
             parts.append(f"the waiver {who} until {waiver.expires} was not used")
-    outcome = "waived" if is_waived else result.outcome
+    outcome: RuleOutcome = result.outcome
+    if is_waived:
+        outcome = "not shown" if rest == "not shown" else "waived"
     return result.model_copy(update={"outcome": outcome, "reason": sentence("; ".join(parts))})
-
-
-def _covered(result: RuleResult, live: Sequence[Waiver], report: AuditReport) -> bool:
-    """Whether waivers cover the whole rule, or every canary that fails it."""
-    if any(not waiver.scope for waiver in live):
-        return True
-    tiers = {row.id: row.repetitions for row in report.canaries}
-    canaries, waived_tiers = {waiver.canary for waiver in live}, {waiver.tier for waiver in live}
-    failing = result.canaries
-    return bool(live and failing) and all(one in canaries or tiers[one] in waived_tiers for one in failing)
 
 
 def _is_no_evidence(result: RuleResult) -> bool:

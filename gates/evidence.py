@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Sequence
 
 from memguard.audit.report import AuditReport, CanaryRow, ControlTest, RuleOutcome, RuleResult
-from memguard.gates.judged import finite, is_scored, judged_canaries
+from memguard.gates.judged import finite, is_scored, judged_canaries, ruled_canaries
 from memguard.gates.policy import Policy
 from memguard.gates.wording import clip, count, quoted, sentence
 
@@ -46,7 +46,7 @@ def check_evidence(report: AuditReport, policy: Policy, *, alpha: float, today: 
         _positive_control(report, needs.positive_control)
         if needs.positive_control != "none"
         else _not_asked("memorisation could be seen", "positive_control"),
-        _ledger(report, judged, exact=needs.ledger_exact),
+        _ledger(report, ruled_canaries(report, policy), exact=needs.ledger_exact),
         _enough_canaries(report, judged, needs.min_canaries),
         _secrets_are_fresh(report) if needs.fresh_secrets else _not_asked("secrets are fresh", "fresh_secrets"),
         _unknown_before_training(report, alpha, is_required=needs.start_audit == "required"),
@@ -251,8 +251,10 @@ def _unknown_before_training(report: AuditReport, alpha: float, *, is_required: 
     level = START_SHARE * alpha / 2
     p_values = finite(found.pooled_p, found.max_p)
     figures: Figures = {"pooled_p": found.pooled_p, "max_p": found.max_p, "level": level, "n": found.n}
-    if len(p_values) < 2 or not all(0.0 <= p <= 1.0 for p in p_values):
-        return _result(name, ["the test before training has no finite p-value"], "", {"level": level, "n": found.n})
+    if len(p_values) < 2 or not all(0.0 <= p <= 1.0 for p in p_values) or found.n < 1:
+        return _result(
+            name, ["the test before training has no finite p-value, or was of no canary"], "", {"level": level, "n": found.n}
+        )
     known = min(p_values) < level
     problems = (
         ["these canaries were trained before; draw a fresh plan" + f" (p = {min(p_values):.2g} at step 0)"] if known else []

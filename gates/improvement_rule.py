@@ -12,7 +12,7 @@ import numpy as np
 
 from memguard.audit.report import AuditReport, CanaryRow, RuleOutcome, RuleResult
 from memguard.errors import EvidenceError
-from memguard.gates.baseline import Baseline, comparability, is_paired
+from memguard.gates.baseline import ITSELF, Baseline, comparability, is_itself, is_paired
 from memguard.gates.judged import is_scored, sampled_bits, selected_canaries
 from memguard.gates.policy import Policy, SignificanceRule
 from memguard.gates.wording import quoted, sentence
@@ -49,6 +49,8 @@ def evaluate_improvement(
         return RuleResult(name=rule.name, kind="test", outcome="invalid", reason=sentence(reason))
     if baseline is None:
         return _unproven(rule, "there is no baseline to improve on; give the audit of the run without the defence")
+    if is_itself(report, baseline):
+        return _unproven(rule, ITSELF)
     old = baseline.newest.report
     differences = comparability(report, old, comparable=policy.comparable)
     if differences:

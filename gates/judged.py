@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -46,7 +47,18 @@ def selected_canaries(report: AuditReport, policy: Policy, select: Selection | N
         rows = [row for row in rows if getattr(row, key) in wanted]
     if not rows:
         raise EvidenceError("the rule selects formats, tiers and canaries that no canary has together")
+    if report.ledger.found and not any(row.num_seen for row in rows):
+        raise EvidenceError("none of the canaries that the rule selects reached the loss")
     return rows
+
+
+def ruled_canaries(report: AuditReport, policy: Policy) -> list[CanaryRow]:
+    """Every canary that a rule looks at: the judged ones, and those of higher tiers that rules select."""
+    ids = {row.id for row in judged_canaries(report, policy)}
+    for rule in policy.rules:
+        with contextlib.suppress(EvidenceError):  # said by the rule itself
+            ids |= {row.id for row in selected_canaries(report, policy, rule.select)}
+    return [row for row in report.canaries if row.role == "canary" and row.id in ids]
 
 
 def finite(*values: float | None) -> list[float]:

@@ -6,6 +6,7 @@ within. Exposure in bits. Source: statistics specification, section 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,15 +44,21 @@ def evaluate_limit(rule: LimitRule, report: AuditReport, judged: Sequence[Canary
 
     Source: statistics specification, section 3.
     """
+    outcome: RuleOutcome
     try:
         bounds = _BOUNDS[rule.field](report, judged)
     except EvidenceError as error:
         return RuleResult(
             name=rule.name, kind="limit", outcome="invalid", reason=sentence(str(error)), figures={"max": rule.max}
         )
+    if (never := _never(rule, report, judged)) is not None:
+        outcome = "warn" if rule.severity == "warn" else "insufficient evidence"
+        return RuleResult(
+            name=rule.name, kind="limit", outcome=outcome, reason=sentence(never), figures={"max": rule.max, "n": len(judged)}
+        )
     over = [bound for bound in bounds if bound.low > rule.max and bound.is_interval]
     unshown = [bound for bound in bounds if not (bound.high <= rule.max and bound.is_interval)]
-    outcome: RuleOutcome = "block" if over else "not shown" if unshown else "pass"
+    outcome = "block" if over else "not shown" if unshown else "pass"
     if rule.severity == "warn" and outcome != "pass":
         outcome = "warn"
     figures: Figures = {
@@ -66,6 +73,21 @@ def evaluate_limit(rule: LimitRule, report: AuditReport, judged: Sequence[Canary
     named = [name for bound in (over or unshown) for name in bound.canaries]
     reason = sentence(_reason(rule, bounds, over, unshown))
     return RuleResult(name=rule.name, kind="limit", outcome=outcome, reason=reason, figures=figures, canaries=named)
+
+
+def _never(rule: LimitRule, report: AuditReport, judged: Sequence[CanaryRow]) -> str | None:
+    """Why the rule could not fire on these canaries, had they all been memorised; None where it could."""
+    if rule.field == "extraction.count" and rule.max >= len(judged):
+        return f"this rule cannot fire: {count(len(judged), 'judged canary', 'judged canaries')}, limit {rule.max:g}"
+    if rule.field in ("exposure.bits", "exposure.mean_bits"):
+        formats = {row.format for row in judged}
+        most = max((math.log2(one.ranked_space_size) for one in report.formats if one.name in formats), default=math.inf)
+        if rule.max >= most:
+            return (
+                f"this rule cannot fire: a secret known to the letter has {most:.4g} bits here, limit {rule.max:g}; "
+                f"a larger secret space or a lower limit would be needed"
+            )
+    return None
 
 
 def _reason(rule: LimitRule, bounds: Sequence[_Bound], over: Sequence[_Bound], unshown: Sequence[_Bound]) -> str:
@@ -138,10 +160,16 @@ def _mean_bits(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]
     return bounds
 
 
+def _are_shares(*values: float | None) -> bool:
+    """Whether all are there and lie in 0..1, in rising order."""
+    found = finite(*values)
+    return len(found) == len(values) and found == sorted(found) and all(0.0 <= value <= 1.0 for value in found)
+
+
 def _token_share(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bound]:
     share = report.ledger.token_share
-    if share is None or not finite(share):
-        raise EvidenceError("the share of training tokens that are canaries is missing")
+    if share is None or not _are_shares(share):
+        raise EvidenceError("the share of training tokens that are canaries is missing, or is no share")
     estimate = " (an estimate)" if report.ledger.token_share_is_estimate else ""
     what = f"the share of training tokens that are canaries{estimate}"
     return [_Bound(what, share, share)]
@@ -152,8 +180,8 @@ def _greedy_share(report: AuditReport, judged: Sequence[CanaryRow]) -> list[_Bou
     if report.records is None:
         raise EvidenceError("real records were not measured: audit with --data")
     members = report.records.members
-    if not finite(members.greedy_low, members.greedy_high):
-        raise EvidenceError("the share of real records that greedy decoding writes is missing")
+    if not _are_shares(members.greedy_low, members.greedy_high) or members.n < 1:
+        raise EvidenceError("the share of real records that greedy decoding writes is missing, or is no share")
     what = f"the share of {members.n} real records that greedy decoding writes"
     return [_Bound(what, members.greedy_low, members.greedy_high)]
 
@@ -168,7 +196,7 @@ def _membership_auroc(report: AuditReport, judged: Sequence[CanaryRow]) -> list[
     bounds = []
     for score in found.scores:
         ends = finite(score.low, score.high)
-        if len(ends) < 2:
+        if not _are_shares(*ends) or len(ends) < 2:
             raise EvidenceError(f"the AUROC of the score {quoted([score.name])} is missing")
         low, high = ends
         bounds.append(_Bound(f"the AUROC of the score '{score.name}'", low, high))

@@ -228,7 +228,7 @@ class Policy(PolicyPart):
     """
 
     version: Annotated[Literal[1], BeforeValidator(_whole_number)]
-    alpha: float = Field(default=0.01, gt=0, le=0.1, description="rate of stopping a model that memorised nothing")
+    alpha: float = Field(default=0.01, ge=1e-9, le=0.1, description="rate of stopping a model that memorised nothing")
     judged_tiers: JudgedTiers = JudgedTiers()
     comparable: Literal["plan", "design"] = Field(
         default="plan", description="plan: the same canaries; design: also fresh secrets of the same formats and tiers"

@@ -7,6 +7,7 @@ Source: statistics specification, section 3.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 
 from memguard.audit.report import AuditReport, CanaryRow
 from memguard.errors import EvidenceError
-from memguard.gates.baseline import AcceptedRun, Baseline, comparability, is_paired
+from memguard.gates.baseline import ITSELF, AcceptedRun, Baseline, comparability, is_itself, is_paired, training_differences
 from memguard.gates.judged import sampled_bits, selected_canaries
 from memguard.gates.measured import Measured, Unmeasured
 from memguard.gates.policy import Policy, SignificanceRule
 from memguard.gates.resolution import canaries_needed, rise_detectable_bits
 from memguard.metrics.family import paired_rise_test
-from memguard.metrics.rises import runs_rise_test, unpaired_rise_test
+from memguard.metrics.rises import RiseTest, runs_rise_test, unpaired_rise_test
 
 NUM_FLIPS, MANY_FLIPS = 9_999, 99_999
 FLIPS_A_SHARE = 9  # flips expected at the level: fewer make the p-value coarse
@@ -72,7 +73,9 @@ def measure_rise(
     """
     if baseline is None:
         return Unmeasured("baseline", "insufficient evidence", MISSING)
-    differences = comparability(report, baseline.newest.report, comparable=policy.comparable)
+    if is_itself(report, baseline):
+        return Unmeasured("baseline", "insufficient evidence", ITSELF)
+    differences = _differences(report, baseline.newest.report, policy)
     if differences:
         reason = f"the baseline does not compare: {'; '.join(differences[:4])}"
         return Unmeasured("baseline", "insufficient evidence", reason)
@@ -94,12 +97,16 @@ def measure_rise(
     return _measured(rule, judged, found, drift, note="; ".join(filter(None, notes)))
 
 
+def _differences(report: AuditReport, old: AuditReport, policy: Policy) -> list[str]:
+    return [*comparability(report, old, comparable=policy.comparable), *training_differences(report, old)]
+
+
 def _anchor(report: AuditReport, policy: Policy, baseline: Baseline) -> tuple[AcceptedRun | None, str]:
     """The pinned run where it is another than the newest and compares; why not, otherwise."""
     anchor = baseline.anchor
     if anchor is None or anchor.report_digest == baseline.newest.report_digest:
         return None, ""
-    differences = comparability(report, anchor.report, comparable=policy.comparable)
+    differences = _differences(report, anchor.report, policy)
     return (None, f"not compared with the anchor ({differences[0]})") if differences else (anchor, "")
 
 
@@ -113,7 +120,7 @@ def _compare(
     anchor: AcceptedRun | None = None,
 ) -> _Compared:
     """With the spread of all accepted runs where they are enough to know it, else with one run: the newest, or the anchor."""
-    like = [run for run in baseline.runs if not comparability(report, run.report, comparable=policy.comparable)]
+    like = [run for run in baseline.runs if not _differences(report, run.report, policy)]
     one = (anchor or like[-1]).report
     if len(like) < MIN_RUNS:
         single = _with_one(rule, report, policy, judged, one, share)
@@ -141,28 +148,49 @@ def _with_one(
     before = _same(rule, old, policy, judged, paired=paired)
     room = _cap_bits(judged) - float(_bits(before).mean())
     if not paired:
-        welch = unpaired_rise_test(
-            _bits(judged), _bits(before), _strata(judged), _strata(before), tolerance_bits=rule.tolerance
-        )
-        detectable = welch.detectable(tolerance_bits=rule.tolerance, significance=share)
-        note = f"fresh secrets of the same design; {ONE_RUN}"
-        rose, largest = _rose(rule, judged, before, paired=False)
-        return _Compared(welch.rise, welch.p_value, 0.0, detectable, None, note, rose, largest, room)
+        return _with_fresh(rule, judged, before, share, room)
     rises, num_flips = _bits(judged) - _bits(before), _num_flips(share)
+    test = functools.partial(paired_rise_test, strata=_strata(judged), num_flips=num_flips)
+    result = test(rises, tolerance_bits=rule.tolerance)
+    least = result.min_attainable_p
+    highest = test(_caps(judged) - _bits(before), tolerance_bits=rule.tolerance).p_value
+    is_near_cap = highest > share >= least
+    # So near the cap no rise could be seen; a candidate that is shown to lie lower needs none to be.
+    lower = test(_bits(before) - _highest_bits(judged), tolerance_bits=-rule.tolerance).p_value if is_near_cap else 0.0
+    if is_near_cap and (lower > share or _cap_bits(judged) <= rule.tolerance):
+        least = highest
     needed = canaries_needed(share, num_flips)
     rose, largest = _rose(rule, judged, before, paired=True)
-    result = paired_rise_test(rises, _strata(judged), tolerance_bits=rule.tolerance, num_flips=num_flips)
     return _Compared(
         rise=result.statistic,
-        p_value=result.p_value,
-        min_attainable_p=result.min_attainable_p,
+        p_value=max(result.p_value, least),
+        min_attainable_p=least,
         detectable=rise_detectable_bits(rises, _strata(judged), tolerance_bits=rule.tolerance, share=share),
-        needed=None if needed is None else f"{needed} judged canaries",
+        needed=_lower(room) if is_near_cap else None if needed is None else f"{needed} judged canaries",
         note=ONE_RUN,
         rose=rose,
         largest=largest,
         room=room,
     )
+
+
+def _with_fresh(
+    rule: SignificanceRule, judged: Sequence[CanaryRow], before: Sequence[CanaryRow], share: float, room: float
+) -> _Compared:
+    """With one run of other secrets of the same design: no pairs."""
+
+    def test(after: NDArray[np.float64], old: NDArray[np.float64], sign: float = 1.0) -> RiseTest:
+        return unpaired_rise_test(
+            sign * after, sign * old, _strata(judged), _strata(before), tolerance_bits=sign * rule.tolerance
+        )
+
+    welch, old = test(_bits(judged), _bits(before)), _bits(before)
+    highest, lower = test(_caps(judged), old).p_value, test(_highest_bits(judged), old, -1.0).p_value
+    least = highest if highest > share and (lower > share or _cap_bits(judged) <= rule.tolerance) else 0.0
+    detectable = welch.detectable(tolerance_bits=rule.tolerance, significance=share)
+    rose, largest = _rose(rule, judged, before, paired=False)
+    note = f"fresh secrets of the same design; {ONE_RUN}"
+    return _Compared(welch.rise, max(welch.p_value, least), least, detectable, _lower(room), note, rose, largest, room)
 
 
 def _same(
@@ -192,9 +220,28 @@ def _rose(
     return [judged[index].id for index in order], float(values.max()) if paired else None
 
 
+def _caps(rows: Sequence[CanaryRow]) -> NDArray[np.float64]:
+    """The largest sampled exposure that each canary can have; bits."""
+    return np.array([np.log2(row.num_references + 1) for row in rows])
+
+
+def _highest_bits(rows: Sequence[CanaryRow]) -> NDArray[np.float64]:
+    """Sampled exposure, and where it is at its cap all that may lie above; bits."""
+    return np.array(
+        [
+            sampled_bits(row) if row.num_references_above else max(sampled_bits(row), row.exposure.high_bits or 0.0)
+            for row in rows
+        ]
+    )
+
+
 def _cap_bits(rows: Sequence[CanaryRow]) -> float:
     """The largest mean that sampled exposure can have; bits."""
-    return float(np.mean([np.log2(row.num_references + 1) for row in rows]))
+    return float(_caps(rows).mean())
+
+
+def _lower(room: float) -> str:
+    return f"a tolerance well below the {max(room, 0.0):.2f} bits that exposure can still rise"
 
 
 def _num_flips(share: float) -> int:

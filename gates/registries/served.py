@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from memguard.audit.digest import BESIDE_FILES, WEIGHTS
+from memguard.audit.digest import WEIGHTS, is_beside
 from memguard.errors import RegistryError
 
 CONFIGS = {"config.json", "adapter_config.json"}
@@ -29,15 +28,10 @@ def find_checkpoint(folder: Path, *, cure: str) -> Path:
 def holds_checkpoint(folder: Path) -> bool:
     """Whether weights and a configuration lie side by side here."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
-    return bool(names & CONFIGS) and any(name.endswith(WEIGHTS) and not _is_beside(name) for name in names)
+    return bool(names & CONFIGS) and any(name.endswith(WEIGHTS) and not is_beside(name) for name in names)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     if holds_checkpoint(folder):
         return [folder]
     return [found for inside in sorted(folder.iterdir()) if inside.is_dir() for found in _checkpoints(inside)]
-
-
-def _is_beside(name: str) -> bool:
-    """Whether a file is the state of training and not the model."""
-    return any(fnmatchcase(name, pattern) for pattern in BESIDE_FILES)

@@ -23,14 +23,13 @@ from memguard.errors import InputError
 from memguard.files import read_json
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-BESIDE_FILES = (
-    # the state of training
+STATE_FILES = (  # of training
     *("training_args.bin", "trainer_state.json", "optimizer*.bin", "optimizer*.pt", "scheduler*.bin", "scheduler*.pt"),
     *("scaler*.pt", "rng_state*.pth", "random_states_*.pkl", "*_results.json", "trainer_log.jsonl", "events.out.tfevents*"),
-    # texts for people, and what a registry or a file system adds
-    *("*.md", "LICENSE*", "*.log", "*.lock", ".*", "registered_model_meta"),
     "memguard_ledger.json",
 )
+# texts for people, and what a registry or a file system adds: never one that could be read as weights
+OTHER_FILES = ("*.md", "LICENSE*", "*.log", "*.lock", ".*", "registered_model_meta")
 BESIDE_FOLDERS = (
     *(".*", "__pycache__", "checkpoint-*", "global_step*", "optimizer_*", "pytorch_model_fsdp_*"),
     *("runs", "wandb", "mlruns", "lightning_logs", "memguard_audit", "_memguard"),
@@ -145,11 +144,11 @@ def _read(folder: Path) -> dict[str, str] | None:
 def _listed(folder: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
     """Name and what changes with content (size, times) of every file that counts."""
     for root, folders, names in os.walk(folder, onerror=_fail):
-        folders[:] = [name for name in folders if not _is_beside(name, BESIDE_FOLDERS)]
+        folders[:] = [name for name in folders if not _matches(name, BESIDE_FOLDERS)]
         for name in [name for name in folders if os.path.islink(os.path.join(root, name))]:
             raise InputError(f"checkpoint '{folder}' must hold no link to a folder, got {name!r}. Put the files in its place.")
         for name in names:
-            if not _is_beside(name, BESIDE_FILES):
+            if not is_beside(name):
                 path = Path(root, name)
                 yield path.relative_to(folder).as_posix(), _stamp(path, folder)
 
@@ -170,7 +169,13 @@ def _fail(error: OSError) -> None:
     raise error
 
 
-def _is_beside(name: str, patterns: Collection[str]) -> bool:
+def is_beside(name: str) -> bool:
+    """Whether training, a registry or memguard leaves such a file beside a model, and no loader takes it for a part of it."""
+    is_weights = name.endswith((*WEIGHTS, *INDEXES))
+    return _matches(name, STATE_FILES) or (not is_weights and _matches(name, OTHER_FILES))
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -206,12 +211,17 @@ def _some(names: Collection[str]) -> str:
 
 
 def _check_code(folder: Path, names: Collection[str]) -> None:
-    """Custom code lies beside the weights, where it counts. A path could lead out, or into a folder that does not count."""
+    """Custom code, and weights that a configuration names, lie where they count: a path could lead to where nothing does."""
     for name in (name for name in names if name.endswith("config.json") and "/" not in name):
         try:
             data = json.loads((folder / name).read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             continue  # no loader reads it either; its content counts all the same
+        named = data.get("transformers_weights") if isinstance(data, dict) else None
+        if named is not None and named not in names:
+            raise InputError(
+                f"transformers_weights in '{name}' of checkpoint '{folder}' must name a file of its own folder that counts."
+            )
         targets = _targets(data.get("auto_map")) if isinstance(data, dict) else []
         if not all(isinstance(target, str) and CODE.fullmatch(target) for target in targets):
             raise InputError(

@@ -354,6 +354,24 @@ def test_an_audit_refuses_a_checkpoint_that_changes_while_it_is_loaded(
         checkpoints.audit_checkpoints([tmp_path], plan, AuditSettings())
 
 
+@pytest.mark.parametrize(
+    "name", [".hidden.safetensors", "LICENSE.safetensors", "README.md.safetensors", ".hidden.safetensors.index.json"]
+)
+def test_what_a_loader_could_read_as_weights_counts_whatever_its_name(plain: Path, name: str) -> None:
+    before = checkpoint_manifest(plain)
+    (plain / name).write_text('{"weight_map": {"a": "model.safetensors"}}', encoding="utf-8")
+    assert set(checkpoint_manifest(plain)) == {*before, name}
+
+
+@pytest.mark.parametrize("named", ["checkpoint-1/model.safetensors", ".cache/model.safetensors", "../other.safetensors", 7])
+def test_weights_that_a_configuration_names_lie_where_they_count(plain: Path, named: Any) -> None:
+    (plain / "config.json").write_text(json.dumps({"transformers_weights": named}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"transformers_weights in 'config\.json' .* must name a file of its own folder"):
+        checkpoint_manifest(plain)
+    (plain / "config.json").write_text(json.dumps({"transformers_weights": "model.safetensors"}), encoding="utf-8")
+    assert "model.safetensors" in checkpoint_manifest(plain)
+
+
 # -- adapters
 
 

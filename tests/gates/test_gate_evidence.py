@@ -236,7 +236,10 @@ def test_what_the_policy_does_not_ask_for_is_said_to_be_unchecked(report, change
     assert all(result.reason.startswith("Not checked: the policy does not ask for it") for result in unchecked)
 
 
-def test_a_ledger_against_training_counts_even_where_exactness_is_not_asked(report, change, change_row, make_policy, failing):
+def test_a_ledger_against_training_counts_even_where_exactness_is_not_asked(
+    report, change, change_row, make_policy, policy, baseline, failing
+):
     lax = make_policy(evidence={"ledger_exact": False})
-    assert decide(change(report, ledger__exact=False), lax).exit_code == 3  # no baseline, but not invalid evidence
+    assert decide(change(report, ledger__exact=False), lax, baseline).exit_code == 0
+    assert decide(change(report, ledger__exact=False), policy, baseline).exit_code == 3
     assert "not trained on" in failing(change(report, ledger__exact=False, ledger__num_seen=0), lax).reason

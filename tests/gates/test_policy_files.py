@@ -105,7 +105,7 @@ def test_a_policy_is_frozen(load):
         (BASE + "evidence: {min_canaries: 0}\n", "min_canaries: must be greater than or equal to 1"),
         (BASE + "evidence: {min_canaries: 4.5}\n", "min_canaries: must be a valid integer"),
         (BASE + "evidence: {ledger_exact: 'no'}\n", "ledger_exact: must be a valid boolean"),
-        (BASE + "alpha: 0\n", "alpha: must be greater than 0"),
+        (BASE + "alpha: 0\n", "alpha: must be greater than or equal to"),
         (BASE + "alpha: 0.2\n", "alpha: must be less than or equal to 0.1"),
         (BASE + "alpha: .nan\n", "alpha: must be less"),
         (BASE + "alpha: true\n", "alpha: must be a valid number"),
