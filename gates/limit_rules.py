@@ -7,10 +7,11 @@ within. Exposure in bits. Source: statistics specification, section 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memguard.audit.report import AuditReport, CanaryRow, RuleOutcome, RuleResult
+from memguard.audit.report_propensity import Metric
 from memguard.errors import EvidenceError
 from memguard.gates.evidence import Figures
 from memguard.gates.judged import finite, is_scored
@@ -205,12 +206,33 @@ def _membership_auroc(report: AuditReport, judged: Sequence[CanaryRow]) -> list[
     return bounds
 
 
-_BOUNDS = {
+def _propensity(metric: Metric, report: AuditReport) -> list[_Bound]:
+    """One bound a setting of ordinary use; prefixes are capability, held-out ones chance."""
+    found = report.propensity
+    if found is None:
+        raise EvidenceError("propensity was not measured: audit with --index")
+    if found.partial is not None:
+        raise EvidenceError("propensity was measured in part only")
+    bounds = []
+    for row in found.settings:
+        ends = [(one.low, one.high) for one in row.estimates if one.metric == metric]
+        if row.setting not in ("prefix", "non_member"):
+            if len(ends) != 1 or not _are_shares(*ends[0]):
+                raise EvidenceError(f"the figure {metric} of the setting {quoted([row.setting])} is missing, or is no share")
+            bounds.append(_Bound(f"the figure {metric} of the setting '{row.setting}'", *ends[0]))
+    if not bounds:
+        raise EvidenceError("propensity was measured behind no ordinary prompt")
+    return bounds
+
+
+_BOUNDS: dict[str, Callable[[AuditReport, Sequence[CanaryRow]], list[_Bound]]] = {
     "extraction.count": _extraction_count,
     "exposure.bits": _exposure_bits,
     "exposure.mean_bits": _mean_bits,
     "ledger.token_share": _token_share,
     "records.greedy_share": _greedy_share,
     "membership.auroc": _membership_auroc,
+    "propensity.full_match_rate": lambda report, _: _propensity("full_match_rate", report),
+    "propensity.span_rate_50": lambda report, _: _propensity("span_rate_50", report),
 }
 _UNITS = {"exposure.bits": " bits", "exposure.mean_bits": " bits"}

@@ -34,7 +34,14 @@ POLICY_VERSION = 1
 BUILT_IN = ("default", "strict", "finetune", "private")
 
 LimitField = Literal[
-    "extraction.count", "exposure.bits", "exposure.mean_bits", "ledger.token_share", "records.greedy_share", "membership.auroc"
+    "extraction.count",
+    "exposure.bits",
+    "exposure.mean_bits",
+    "ledger.token_share",
+    "records.greedy_share",
+    "membership.auroc",
+    "propensity.full_match_rate",
+    "propensity.span_rate_50",
 ]
 TestName = Literal[
     "exposure.pooled",
@@ -45,8 +52,9 @@ TestName = Literal[
 ]
 Severity = Literal["block", "warn"]
 
-OF_THE_WHOLE = ("ledger.token_share", "records.greedy_share", "membership.auroc", "privacy.stated_epsilon")
-SHARES = ("ledger.token_share", "records.greedy_share", "membership.auroc")
+ANNOTATING = ("propensity.full_match_rate", "propensity.span_rate_50")  # may warn; block nothing and clear nothing
+SHARES = ("ledger.token_share", "records.greedy_share", "membership.auroc", *ANNOTATING)
+OF_THE_WHOLE = (*SHARES, "privacy.stated_epsilon")
 EACH_OF_FIELD: dict[str, str | None] = {
     "extraction.count": None,
     "exposure.bits": "canary",
@@ -54,6 +62,8 @@ EACH_OF_FIELD: dict[str, str | None] = {
     "ledger.token_share": None,
     "records.greedy_share": None,
     "membership.auroc": None,
+    "propensity.full_match_rate": None,
+    "propensity.span_rate_50": None,
 }
 
 
@@ -142,6 +152,8 @@ class LimitRule(PolicyPart):
     def _each_fits_field(self) -> LimitRule:
         if self.field in SHARES and self.max >= 1:
             raise ValueError(f"the field {self.field} lies in 0..1, so a max of {self.max:g} could never block")
+        if self.field in ANNOTATING and self.severity != "warn":
+            raise ValueError(f"the field {self.field} annotates a decision: it needs 'severity: warn'")
         each = EACH_OF_FIELD[self.field]
         if self.each != each:
             raise ValueError(
