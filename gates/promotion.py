@@ -6,13 +6,16 @@ the old alias back. Exit codes: those of the decision; whatever the registry doe
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from memguard.audit.report import AuditReport, Decision
+from memguard.audit.report import AuditReport, Decision, RuleResult
 from memguard.documents import document_digest
 from memguard.errors import InputError, MemguardError, RegistryError
 from memguard.gates.binding import SERVED, SHOWN, check_last, check_served, served_digest, with_evidence
@@ -25,6 +28,7 @@ from memguard.gates.registries.protocol import Annotation, ModelVersion, Registr
 logger = logging.getLogger(__name__)
 
 LOG_NAME = "promotions.jsonl"
+MOVED = "the registry moved the alias"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def promote(
         require_signature: public keys; report, baseline and a policy of one's own must each be signed by one of them.
         lock_seconds: how long to wait for another promotion.
         on_decision: told the decision before the alias is touched, to write it elsewhere; what it raises ends the promotion.
+            Where the registry then fails it is told again, of one that is *invalid* by that. A refusal is logged before.
 
     Returns:
         What happened; the exit code is that of its decision. `already promoted`: the alias named this version by this very
@@ -79,7 +84,7 @@ def promote(
             or the message says that it may not be.
     """
     target = report_path.with_name(DECISION_NAME)
-    if target.absolute() in {Path(one).absolute() for one in (report_path, policy, baseline, log) if one is not None}:
+    if target.resolve() in {Path(one).resolve() for one in (report_path, policy, baseline, log) if one is not None}:
         raise InputError(f"'{DECISION_NAME}' beside the report is where the decision goes; the other file needs another name.")
     report, rules, accepted = load_inputs(report_path, policy, baseline, keys=require_signature)
     if base is not None and report.subject.base_digest is None:
@@ -91,13 +96,20 @@ def promote(
         audit = decide(report, rules, accepted, attempts=attempt)
         served = check_served(registry, to, report.subject, base=base)
         decision = with_evidence(audit, [served, check_last(book, report)])
-        decision.save(target)
-        if on_decision is not None:
-            on_decision(decision)
         case = _Case(registry, book, report, audit, decision, to, before, attempt)
-        if decision.outcome != "pass":
-            return _refuse(case)
-        return _leave(case) if case.is_settled else _move(case)
+        done = _refuse(case) if decision.outcome != "pass" else None
+        decision.save(target)
+        tell = on_decision or (lambda _: None)
+        tell(decision)
+        if done is not None:
+            return done
+        if case.is_settled:
+            return _leave(case)
+        try:
+            return _move(case)
+        except RegistryError as error:
+            tell(with_evidence(decision, [RuleResult(name=MOVED, kind="evidence", outcome="invalid", reason=str(error))]))
+            raise
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,7 @@ class _Case:
 
 def _refuse(case: _Case) -> Promotion:
     """Log the refusal; leave it on the version where it is a verdict on that version, and not on the wrong report for it."""
+    _tell_of_cut_off(case, case.before)
     case.log("refused", before=case.before, after=case.before)
     is_verdict = case.decision.outcome == case.audit.outcome and _holds(case.decision, SERVED)
     if is_verdict:
@@ -191,8 +204,12 @@ def _leave(case: _Case) -> Promotion:
 
 
 def _move(case: _Case) -> Promotion:
-    case.annotate()
     previous = _alias_to_go_back_to(case)
+    try:
+        case.annotate()
+    except RegistryError as error:
+        case.log("rolled back", before=previous, after=previous, failure=f"{_plain(error)} Nothing was moved.")
+        raise
     case.log("moving", before=previous, after=case.to)
     try:
         case.registry.move_alias(case.to)
@@ -216,15 +233,8 @@ def _alias_to_go_back_to(case: _Case) -> ModelVersion | None:
         logger.warning("The %s was moved by somebody else just now, from %s to %s.", case.alias, _name(case.before), _name(now))
     if last is None:
         return now
-    if last.action in UNFINISHED and now is not None and now.version == last.version:
-        old = ModelVersion(now.model, last.alias_before) if last.alias_before is not None else None
-        logger.warning(
-            "A promotion was cut off after it moved the %s to %s and before that was checked; %s counts as the old one.",
-            case.alias,
-            _name(now),
-            _name(old),
-        )
-        return old
+    if _tell_of_cut_off(case, now):
+        return ModelVersion(case.registry.model, last.alias_before) if last.alias_before is not None else None
     if last.action not in UNFINISHED and (now.version if now is not None else None) != last.alias_after:
         logger.warning(
             "The %s names %s, and the log last set it to %s: it was moved without the gate.",
@@ -233,6 +243,21 @@ def _alias_to_go_back_to(case: _Case) -> ModelVersion | None:
             f"version {last.alias_after}" if last.alias_after is not None else "nothing",
         )
     return now
+
+
+def _tell_of_cut_off(case: _Case, now: ModelVersion | None) -> bool:
+    """Whether the alias is where a promotion that was cut off left it: on the version offered, or nowhere."""
+    last = case.last_change
+    if last is None or last.action not in UNFINISHED or (now is not None and now.version != last.version):
+        return False
+    logger.warning(
+        "A promotion was cut off while it moved the %s from %s to version %s; it names %s, which was never checked.",
+        case.alias,
+        f"version {last.alias_before}" if last.alias_before is not None else "nothing",
+        last.version,
+        _name(now),
+    )
+    return True
 
 
 def _read_back(case: _Case) -> None:
@@ -248,7 +273,26 @@ def _read_back(case: _Case) -> None:
 
 
 def _roll_back(case: _Case, previous: ModelVersion | None, error: BaseException) -> str:
-    """Put the old alias back and log it; the sentence says whether that worked."""
+    """Put the old alias back and log it; the sentence says whether that worked. No signal ends it half-way."""
+    with _undisturbed():
+        return _put_back(case, previous, error)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and termination wait for the end of the block, where this is the main thread, which alone gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _put_back(case: _Case, previous: ModelVersion | None, error: BaseException) -> str:
     try:
         case.registry.move_alias(previous)
         is_back = case.registry.current() == previous

@@ -75,7 +75,10 @@ def _held_still(paths: Sequence[Path | None]) -> Iterator[list[Path | None]]:
 
 
 def _is_readable_size(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size <= MAX_BYTES
+    try:
+        return path.is_file() and path.stat().st_size <= MAX_BYTES
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _read(path: Path) -> bytes:

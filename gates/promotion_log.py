@@ -137,7 +137,7 @@ def open_log(path: Path | str, *, lock_seconds: float = LOCK_SECONDS) -> Iterato
         EvidenceError: the log was changed.
         RegistryError: another promotion held the lock all that time.
     """
-    path = Path(path)
+    path = Path(path).resolve()  # one lock for a log, whatever name it is called by
     lock = filelock.FileLock(path.with_name(f"{path.name}.lock"), timeout=lock_seconds)
     with contextlib.ExitStack() as held:
         try:

@@ -58,6 +58,8 @@ def new_key(private: Path, *, passphrase: bytes | None = None) -> tuple[Path, st
 
     if passphrase == b"":
         raise InputError("the passphrase must not be empty. Leave it out to store the key in the clear.")
+    if not private.name or private.is_dir():
+        raise InputError(f"the private key must be a file, got '{private}'.")
     key, public = Ed25519PrivateKey.generate(), private.with_suffix(".pub.pem")
     encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)

@@ -5,9 +5,12 @@ Exit codes: 0 done or pass, 1 a rule or the pre-flight failed, 2 usage or unread
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -431,6 +434,7 @@ def exit_code_of(error: MemguardError) -> int:
 
 def main() -> None:
     """Run the command line; no traceback for a user's mistake, never Python's own exit code 1."""
+    stdout, sys.stdout = sys.stdout, _Stream(sys.stdout)
     try:
         app()
     except MemguardError as error:
@@ -446,6 +450,34 @@ def main() -> None:
         logging.getLogger(__name__).debug("internal error", exc_info=True)
         _complain(f"internal error ({type(error).__name__}); run with -v and report it.")
         sys.exit(INFRASTRUCTURE)
+    finally:
+        sys.stdout = stdout
+
+
+class _Stream:
+    """stdout whose reader went away: an error of its own, where typer and rich would end with 1, which means a failed rule."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._kept_apart():
+            return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        with self._kept_apart():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _kept_apart(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # nothing is left to fail at the end
+            raise OSError(errno.EIO, "the reader of stdout went away") from None
 
 
 def _complain(sentence: str) -> None:

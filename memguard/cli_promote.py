@@ -5,8 +5,10 @@ Exit codes are the gate's; 4 where the registry refused or is away. Nothing but 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,15 +154,31 @@ def _promote(
         _tell_ci(decision, report, outputs, github=github, json=json)
 
     # Outputs are written before the alias moves: a place that cannot be written to is exit code 2, and nothing has moved.
-    done = promote(registry, report, version=version, on_decision=write, **inputs)
-    console = _console(json=json)
-    console.print(format_decision(done.decision))
-    console.print(_sentence(done, registry.alias), markup=False, highlight=False)
-    if json:
-        typer.echo(_as_json(done, registry))
-    elif state["quiet"] and done.decision.exit_code:
-        typer.echo(done.decision.reason, err=True)
+    with _interrupted_by_termination():
+        done = promote(registry, report, version=version, on_decision=write, **inputs)
+    with contextlib.suppress(OSError):  # what became of the alias is the exit code, whoever still listens
+        console = _console(json=json)
+        console.print(format_decision(done.decision))
+        console.print(_sentence(done, registry.alias), markup=False, highlight=False)
+        if json:
+            typer.echo(_as_json(done, registry))
+        elif state["quiet"] and done.decision.exit_code:
+            typer.echo(done.decision.reason, err=True)
     raise typer.Exit(done.decision.exit_code)
+
+
+@contextlib.contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """A job that is cancelled puts the alias back as one that is interrupted by hand does."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def _sentence(done: Promotion, alias: str) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Hashable
 from pathlib import Path
@@ -52,7 +53,10 @@ def write_text_atomic(path: Path | str, text: str, *, mode: int = 0o644) -> None
 def read_text(path: Path, *, what: str) -> str:
     """Read a UTF-8 text file; `InputError` names `what` it was meant to be."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a pipe or device has no end to wait for
+            raise InputError(f"{what} '{path.name}' must be a regular file.")
+        if found.st_size > MAX_BYTES:
             raise InputError(f"{what} '{path.name}' is larger than {MAX_BYTES // 2**20} MiB.")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

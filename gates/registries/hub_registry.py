@@ -100,15 +100,15 @@ class HubRegistry:
             return
         if target is not None and self.pull_request is not None:
             self._merge(self.pull_request, target)
-        if before is not None:
-            with self._asked(f"take tag '{self.alias}' from {before}") as api:
-                api.delete_tag(self.model, tag=self.alias)
-        if target is None:
-            return
         try:
-            self._set_tag(target)
-        except RegistryError as error:
-            raise RegistryError(f"{error} {self._put_back(before)}") from None
+            if before is not None:
+                with self._asked(f"take tag '{self.alias}' from {before}") as api:
+                    api.delete_tag(self.model, tag=self.alias)
+            if target is not None:
+                self._set_or_put_back(target, before)
+        except (KeyboardInterrupt, SystemExit):  # between the two steps
+            self._put_back(before)
+            raise
 
     def annotate(self, version: ModelVersion, note: Annotation) -> None:
         """Leave the verdict on the card of the branch, or as a comment on the pull request. See `Registry.annotate`."""
@@ -139,6 +139,12 @@ class HubRegistry:
     def _set_tag(self, commit: str) -> None:
         with self._asked(f"set tag '{self.alias}' on {commit}") as api:
             api.create_tag(self.model, tag=self.alias, revision=commit)
+
+    def _set_or_put_back(self, commit: str, before: str | None) -> None:
+        try:
+            self._set_tag(commit)
+        except RegistryError as error:
+            raise RegistryError(f"{error} {self._put_back(before)}") from None
 
     def _put_back(self, before: str | None) -> str:
         if before is None:

@@ -24,6 +24,7 @@ from memguard.gates.registries.served import find_checkpoint
 
 PREFIX = "memguard."
 MAX_REASON = 500
+PENDING = "pending"
 # What MLflow reads anew for each request, and would otherwise wait for up to a quarter of an hour; a user's own value wins.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -86,8 +87,6 @@ class MlflowRegistry:
 
                 uri = client.get_model_version_download_uri(version.model, version.version)
                 served = Path(download_artifacts(artifact_uri=uri, dst_path=folder, tracking_uri=self.tracking_uri))
-            if any((path.parent / "components").is_dir() for path in served.rglob("MLmodel")):
-                raise RegistryError(f"{version} keeps its tokenizer apart from its weights (transformers flavour). {CURE}")
             yield find_checkpoint(served, cure=CURE)
 
     def current(self) -> ModelVersion | None:
@@ -105,10 +104,10 @@ class MlflowRegistry:
                 client.set_registered_model_alias(self.model, self.alias, to.version)
 
     def annotate(self, version: ModelVersion, note: Annotation) -> None:
-        """Leave tags `memguard.*`; the outcome comes last, so that it never stands beside older figures."""
-        tags = {**note.tags, "reason": note.reason[:MAX_REASON], "outcome": note.outcome}
+        """Leave tags `memguard.*`. The outcome is *pending* until all others are set: none stands beside another's figures."""
+        tags = [("outcome", PENDING), *note.tags.items(), ("reason", note.reason[:MAX_REASON]), ("outcome", note.outcome)]
         with self._asked(f"tag {version}") as client:
-            for name, value in tags.items():
+            for name, value in tags:
                 client.set_model_version_tag(version.model, version.version, PREFIX + name, value)
 
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from memguard.audit.digest import WEIGHTS
 from memguard.canaries.ledger import LEDGER_NAME
 from memguard.errors import InputError
 from memguard.files import read_json
@@ -93,8 +94,12 @@ class Looks:
 
 
 def _ends_with_ledger(files: Files) -> bool:
-    """Whether nothing was written after the ledger: it also lies in a folder whose weights a resumed run writes anew."""
-    return LEDGER_NAME in files and files[LEDGER_NAME][1] >= max(written for _, written, _ in files.values())
+    """Whether weights are there and nothing was written after the ledger.
+
+    It also lies in a folder whose weights a resumed run writes anew; a copy of a checkpoint may bring it before them.
+    """
+    has_weights = any(name.endswith(WEIGHTS) for name in files)
+    return has_weights and LEDGER_NAME in files and files[LEDGER_NAME][1] >= max(written for _, written, _ in files.values())
 
 
 def _missing_part(folder: Path, files: Files) -> str | None:

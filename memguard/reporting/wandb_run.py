@@ -7,7 +7,7 @@ shared mode too (wandb issues 10349 and 12269). Audits made meanwhile therefore 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,12 @@ class WandbRunLog:
                     f"{len(new)} audits wait for the W&B run to end, since a second writer would overwrite its curves: run "
                     "`memguard watch --once` with the same options then."
                 )
-            self._write(sorted(new, key=lambda report: report.subject.global_step or 0), step_metric, exit_code=ended)
+            for report in self._written(sorted(new, key=lambda one: one.subject.global_step or 0), step_metric, ended):
+                logged = [*logged, _key(report)]  # at once: a failure later on must not have it written twice
+                document = LoggedAudits(runs=runs | {self.path: logged})
+                write_text_atomic(self.state, document.model_dump_json(indent=1) + "\n")
         except Exception as error:
             raise RegistryError(f"the W&B run '{self.path}' cannot be logged to ({type(error).__name__}).") from None
-        document = LoggedAudits(runs=runs | {self.path: [*logged, *map(_key, new)]})
-        write_text_atomic(self.state, document.model_dump_json(indent=1) + "\n")
         return None
 
     def _ended(self) -> int | None:
@@ -91,13 +92,15 @@ class WandbRunLog:
         state = self._wandb.Api().run(self.path).state
         return None if state in ("running", "pending") else int(state != "finished")
 
-    def _write(self, reports: Sequence[AuditReport], step_metric: str, *, exit_code: int) -> None:
+    def _written(self, reports: Sequence[AuditReport], step_metric: str, exit_code: int) -> Iterator[AuditReport]:
+        """Each report once its row is in the run."""
         settings = self._wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
         run = self._wandb.init(**self._place, resume="allow" if self._mode == "offline" else "must", settings=settings)
         try:
             tracker = WandbTracker(step_metric)
             for report in reports:
                 tracker.log(report)
+                yield report
         finally:
             run.finish(exit_code=exit_code)
 

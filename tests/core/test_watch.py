@@ -87,6 +87,16 @@ def test_what_is_asked_for_once_leaves_checkpoints_that_come_later(run: Run) -> 
     assert list(run.outcomes(result)) == ["checkpoint-1"]
 
 
+def test_a_copy_whose_ledger_came_before_its_weights_is_waited_for(run: Run) -> None:
+    run.save(1)
+    weights = run.folder / "checkpoint-1" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()  # as a copy in the order of names, with the ledger as its newest file so far
+    result, audited = run.watch(lambda: weights.write_bytes(content) and None, lambda: None, lambda: None, once=False)
+    assert audited == ["checkpoint-1"]
+    assert run.outcomes(result) == {"checkpoint-1": "valid"}
+
+
 def test_an_earlier_checkpoint_that_is_audited_late_takes_its_place_in_the_history(run: Run) -> None:
     run.save(5)
     run.watch()

@@ -34,6 +34,7 @@ class FakeWandb(types.ModuleType):
         self.rows: list[dict[str, Any]] = []
         self.ended: list[int] = []
         self.run: Any = None
+        self.breaks_after: int | None = None
 
     def setup(self) -> Any:
         return types.SimpleNamespace(settings=types.SimpleNamespace(mode=self.mode))
@@ -53,7 +54,7 @@ class FakeWandb(types.ModuleType):
         self.opened.append(options)
 
         def log(row: dict[str, Any]) -> None:
-            if self.state == "breaks":
+            if self.state == "breaks" or len(self.rows) == self.breaks_after:
                 raise OSError("the pipe is closed")
             self.rows.append(row)
 
@@ -119,6 +120,19 @@ def test_a_run_that_cannot_be_logged_to_is_an_error_and_nothing_counts_as_logged
     fake.state = "finished"
     assert log.log([at_step(1)], step_metric="train/global_step") is None
     assert len(fake.rows) == 1
+
+
+def test_a_failure_part_way_has_no_audit_logged_twice(server: Callable[..., FakeWandb], tmp_path: Path) -> None:
+    fake = server("finished")
+    fake.breaks_after = 2
+    audits = [at_step(1), at_step(2, "bb"), at_step(3, "cc")]
+    log = WandbRunLog("llm/a1b2", tmp_path / "wandb.json")
+    with pytest.raises(RegistryError, match="cannot be logged to"):
+        log.log(audits, step_metric="train/global_step")
+    fake.breaks_after = None
+    assert log.log(audits, step_metric="train/global_step") is None
+    assert [row["train/global_step"] for row in fake.rows] == [1, 2, 3]
+    assert len(fake.ended) == len(fake.opened) == 2
 
 
 @pytest.mark.parametrize("path", ["a1b2", "a/b/c/d", "a//b", " /b"])

@@ -217,6 +217,21 @@ def test_a_tag_that_is_lost_is_named_for_setting_it_by_hand(fake):
         HubRegistry(REPO, "champion").move_alias(version(NEW))
 
 
+def test_a_move_that_is_interrupted_between_its_two_steps_puts_the_old_tag_back(fake, monkeypatch):
+    fake.tags["champion"] = OLD
+    registry, set_tag = HubRegistry(REPO, "champion"), HubRegistry._set_tag
+
+    def interrupted(self: HubRegistry, commit: str) -> None:
+        if commit == NEW:
+            raise KeyboardInterrupt
+        set_tag(self, commit)
+
+    monkeypatch.setattr(HubRegistry, "_set_tag", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        registry.move_alias(version(NEW))
+    assert fake.tags == {"champion": OLD}
+
+
 def test_a_first_tag_that_cannot_be_set_leaves_none(fake):
     fake.fails["create_tag"] = refused(500)
     with pytest.raises(RegistryError, match="There was no such tag before, and there is none now"):

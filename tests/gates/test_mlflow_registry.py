@@ -176,7 +176,10 @@ def test_an_outcome_never_stands_beside_older_figures(server, registry, model, m
     monkeypatch.setattr(mlflow.MlflowClient, "set_model_version_tag", fail)
     with pytest.raises(RegistryError, match=r"could not tag .* version 1: no usable answer \(INTERNAL_ERROR\)\."):
         registry.annotate(ModelVersion(model, "1"), Annotation("pass", "r", tags={"report_digest": "a"}))
-    assert server.client.get_model_version(model, "1").tags == {"memguard.report_digest": "a"}
+    assert server.client.get_model_version(model, "1").tags == {
+        "memguard.report_digest": "a",
+        "memguard.outcome": "pending",
+    }
 
 
 def test_what_is_served_is_what_was_logged_and_is_gone_after(server, registry, tmp_path):
@@ -218,7 +221,7 @@ ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"adapter"
     ("files", "inside"), [(CHECKPOINT, "model"), (NESTED, "final"), (ADAPTER, "model"), ({**CHECKPOINT, **NESTED}, "model")]
 )
 def test_the_checkpoint_is_found_wherever_the_run_logged_it(server, registry, files, inside):
-    server.log(registry.model, {**files, "readme/notes.txt": b"", "MLmodel": b"flavors: {}"}, source="")
+    server.log(registry.model, {**files, "NOTES.md": b"", "registered_model_meta": b""}, source="")
     with registry.served_files(ModelVersion(registry.model, "3")) as folder:
         assert folder.name == inside
 
@@ -239,8 +242,14 @@ FLAVOUR = {
     [
         (
             FLAVOUR,
-            r"keeps its tokenizer apart from its weights \(transformers flavour\)\. Log the checkpoint folder as it is: ",
+            r"that no audit was of: 'MLmodel', 'components/tokenizer/tokenizer\.json', .* Log the checkpoint folder as it is: ",
         ),
+        ({**CHECKPOINT, "MLmodel": b"flavors: {}"}, r"that no audit was of: 'MLmodel'"),
+        ({**NESTED, "MLmodel": b"flavors: {python_function: {}}"}, r"that no audit was of: 'MLmodel'"),
+        ({**NESTED, "code/loader.py": b"import os"}, r"that no audit was of: 'code/loader\.py'"),
+        ({**NESTED, "python_model.pkl": b"x"}, r"that no audit was of: 'python_model\.pkl'"),
+        ({**NESTED, "model.safetensors": b"x"}, r"that no audit was of: 'model\.safetensors'"),
+        ({**NESTED, ".hidden.safetensors": b"x"}, r"that no audit was of: '\.hidden\.safetensors'"),
         ({**NESTED, **OTHER}, r"serves 2 folders with weights and a configuration, .* mlflow.log_artifacts"),
         ({"config.json": b"{}"}, r"serves no weights beside a configuration"),
         ({"config.json": b"{}", "optimizer.pt": b""}, r"serves no weights beside a configuration"),

@@ -209,14 +209,81 @@ def test_a_refusal_that_cannot_be_left_on_the_version_stays_a_refusal(place, cap
     assert "key" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("method", "number"), [("resolve", 1), ("current", 1), ("served_files", 1), ("annotate", 1), ("current", 2)]
-)
+@pytest.mark.parametrize(("method", "number"), [("resolve", 1), ("current", 1), ("served_files", 1), ("current", 2)])
 def test_a_registry_that_fails_before_the_move_moves_nothing(place, method, number):
     place.registry.then(method, number, RegistryError("the registry is away."))
     with pytest.raises(RegistryError, match="the registry is away"):
         place.promote(place.report())
     assert (place.registry.moves, place.logged()) == ([], [])
+
+
+def test_a_verdict_that_cannot_be_left_moves_nothing_stands_in_the_log_and_takes_the_pass_back(place):
+    place.registry.then("annotate", 1, RegistryError("the registry is away."))
+    told = []
+    with pytest.raises(RegistryError, match="the registry is away"):
+        place.promote(place.report(), on_decision=lambda decision: told.append((decision.outcome, decision.exit_code)))
+    assert (place.registry.moves, place.actions()) == ([], ["rolled back"])
+    assert place.logged()[0].reason == "The registry is away. Nothing was moved."
+    assert told == [("pass", 0), ("invalid", 3)]
+
+
+def test_a_move_that_fails_takes_the_pass_back_where_it_was_told(place):
+    place.registry.then("move_alias", 1, RegistryError("moving was refused."))
+    told = []
+    with pytest.raises(RegistryError, match="Moving was refused"):
+        place.promote(place.report(), on_decision=told.append)
+    assert [decision.outcome for decision in told] == ["pass", "invalid"]
+    assert "moving was refused" in told[1].reason
+
+
+def test_a_refusal_is_in_the_log_though_its_outputs_cannot_be_written(place):
+    def full(_):
+        raise OSError(28, "no space")
+
+    blocked = place.report(memorised=MEMORISED, created_at="2026-02-01T00:00:00+00:00")
+    with pytest.raises(OSError, match="no space"):
+        place.promote(blocked, on_decision=full)
+    assert place.actions() == ["refused"]
+    older = place.promote(place.report(seed=4, name="older"))
+    assert (older.action, place.registry.moves) == ("refused", [])
+
+
+@pytest.mark.parametrize("memorised", [None, MEMORISED])
+def test_a_promotion_cut_off_between_two_steps_is_told_and_its_old_alias_known(place, caplog, memorised):
+    # As where a tag is deleted before it is set anew, and the process is killed in between.
+    place.registry.then("move_alias", 1, KeyboardInterrupt())
+    place.registry.then("move_alias", 2, RegistryError("still away."))
+    with pytest.raises(KeyboardInterrupt):
+        place.promote(place.report())
+    assert place.actions() == ["moving", "not rolled back"]
+    place.registry.named = None
+    place.registry.trouble.clear()
+    with caplog.at_level(logging.WARNING):
+        done = place.promote(place.report(seed=5, name="again", memorised=memorised), version="2")
+    said = "was cut off while it moved the alias 'champion' of tiny from version 1 to version 2; it names nothing"
+    assert said in caplog.text
+    if memorised is None:
+        assert done.previous == ModelVersion("tiny", "1")
+
+
+def test_one_log_under_two_names_has_one_lock(place):
+    alias = place.folder / "other.jsonl"
+    place.log.touch()
+    alias.symlink_to(place.log)
+    with (
+        open_log(place.log),
+        pytest.raises(RegistryError, match="another promotion has held"),
+        open_log(alias, lock_seconds=0.1),
+    ):
+        pytest.fail("both hold the log")
+
+
+def test_the_decision_is_never_written_over_what_was_read_whatever_the_path(place):
+    path = place.report(name="decisions")
+    place.baseline.rename(path.with_name("decision.json"))
+    odd = path.parent / ".." / path.parent.name / "decision.json"
+    with pytest.raises(InputError, match="beside the report is where the decision goes"):
+        place.promote(path, baseline=odd)
 
 
 def _tamper(place) -> None:
@@ -265,7 +332,7 @@ def test_an_alias_that_cannot_be_put_back_is_said_and_the_next_promotion_knows_t
     place.registry.then("served_files", 4, RegistryError("it is away."))
     with pytest.raises(RegistryError, match="names tiny version 1 as before"):
         place.promote(place.report("3", seed=4), "3")
-    assert "was cut off after it moved the alias 'champion' of tiny to tiny version 2" in caplog.text
+    assert "was cut off while it moved the alias 'champion' of tiny from version 1 to version 2" in caplog.text
     assert place.registry.named == "1"
 
 

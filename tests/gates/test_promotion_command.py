@@ -199,7 +199,7 @@ def killed(place):
 
 def test_a_promotion_that_was_killed_is_finished_by_the_next_one(place, killed):
     out, err = place.promote(2, killed)
-    assert "was cut off after it moved the alias 'champion' of tiny to tiny version v2" in err
+    assert "was cut off while it moved the alias 'champion' of tiny from version v1 to version v2" in err
     assert "named version v1 and names version v2 now" in out
     assert [entry.action for entry in place.logged()] == ["moving", "moved", "moving", "moving", "moved"]
     assert {entry.alias_before for entry in place.logged()[2:]} == {"v1"}
