@@ -19,6 +19,7 @@ from memguard.files import read_text
 
 JSON_LINES = (".jsonl", ".ndjson")
 MAX_ROWS = 40  # spans shown on a terminal
+CONFIDENCE = 0.95
 
 index_app = typer.Typer(name="index", help="An index of a training corpus.", no_args_is_help=True)
 
@@ -53,16 +54,31 @@ class TraceRow(Document):
     sources: dict[int, dict[str, Any]]
 
 
+class TraceEstimate(Document):
+    """One figure over the texts that count, with a 95% interval: Clopper-Pearson for shares, else one for any distribution."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+    method: str
+
+
 class TraceDocument(Document):
-    """What `memguard trace --json` prints."""
+    """What `memguard trace --json` prints. `n`: texts that count; loops, degenerate and empty ones stand in `num_apart`."""
 
     kind: str = "memguard trace"
     schema_version: int = SCHEMA_VERSION
     n: int
-    average_longest_span: float | None
+    num_apart: dict[str, int]
+    average_longest_span: TraceEstimate | None
     average_longest_rare_span: float | None
-    full_match_rate: float | None
-    near_verbatim_recall: float | None
+    full_match_rate: TraceEstimate | None
+    full_normalised_rate: float | None
+    span_rate_at: dict[int, float]
+    near_verbatim_recall: TraceEstimate | None
+    eidetic: dict[int, int]
+    span_histogram: dict[int, int]
     traces: list[TraceRow]
 
 
@@ -139,6 +155,8 @@ def trace(
     console = _console(json=json)
     for row in document.traces:
         console.print(trace_table(row))
+    if len(document.traces) > 1:
+        console.print(figures_line(document), markup=False, highlight=False)
     if json:
         typer.echo(document.model_dump_json())
 
@@ -224,12 +242,51 @@ def as_document(traces: list[Any], index: Any) -> TraceDocument:
         )
     return TraceDocument(
         n=figures.n,
-        average_longest_span=figures.average_longest_span if figures.n else None,
+        num_apart=figures.num_apart,
+        average_longest_span=_mean(figures.longest_spans, max(1, *(trace.num_tokens for trace in traces))),
         average_longest_rare_span=figures.average_longest_rare_span if figures.n else None,
-        full_match_rate=figures.full_match_rate if figures.n else None,
-        near_verbatim_recall=figures.near_verbatim_recall,
+        full_match_rate=_share(figures.is_full_match),
+        full_normalised_rate=figures.full_normalised_rate if figures.n else None,
+        span_rate_at=figures.span_rate_at if figures.n else {},
+        near_verbatim_recall=_mean(figures.recalls, 1.0) if figures.near_verbatim_recall is not None else None,
+        eidetic=figures.eidetic,
+        span_histogram=figures.span_histogram,
         traces=rows,
     )
+
+
+def _mean(values: Any, largest: float) -> TraceEstimate | None:
+    """A mean of texts; no text can have more than the longest one."""
+    from memguard.metrics.intervals import bounded_mean_interval
+
+    if not len(values):
+        return None
+    interval = bounded_mean_interval(values.astype(float), largest=float(largest), confidence=CONFIDENCE)
+    return TraceEstimate(value=float(values.mean()), low=interval.low, high=interval.high, method="betting")
+
+
+def _share(events: Any) -> TraceEstimate | None:
+    from memguard.metrics.intervals import share_interval
+
+    if not len(events):
+        return None
+    interval = share_interval(int(events.sum()), len(events), confidence=CONFIDENCE)
+    return TraceEstimate(value=float(events.mean()), low=interval.low, high=interval.high, method="Clopper-Pearson")
+
+
+def figures_line(document: TraceDocument) -> str:
+    """The figures over all texts, with their intervals, as a line."""
+    if document.n == 0:
+        return "no text counts: all are loops, degenerate or empty"
+    parts = [f"{document.n} texts"]
+    for name, one in (
+        ("longest span", document.average_longest_span),
+        ("full match rate", document.full_match_rate),
+        ("near-verbatim recall", document.near_verbatim_recall),
+    ):
+        if one is not None:
+            parts.append(f"{name} {one.value:.3g} ({one.low:.3g} to {one.high:.3g}, {one.confidence:.0%})")
+    return "; ".join(parts)
 
 
 def trace_table(row: TraceRow) -> Table:

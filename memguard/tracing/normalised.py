@@ -7,6 +7,7 @@ place of its cluster.
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ FOLDED = str.maketrans(
         **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", None),
     }
 )
+MANY = 0.3
+NO_CAPITALS = dict.fromkeys(map(ord, string.ascii_uppercase))
+NO_LETTERS = dict.fromkeys(map(ord, string.ascii_letters))
 BLANKS = re.compile(r"\s+")
 
 
@@ -44,6 +48,23 @@ def normalise(text: str) -> str:
         '"strasse" no. 5 - fin...'
     """
     return BLANKS.sub(" ", text.lower() if text.isascii() and "`" not in text else _folded(text))
+
+
+def is_respelt(text: str) -> bool:
+    """Whether so much of a text is spelt unusually that its tokens are not those of the same words in plain spelling.
+
+    Capitals, wide letters and letters taken apart, doubled blanks. Cheap, for most texts are not.
+
+    Example:
+        >>> is_respelt("THE PARSER READS IT"), is_respelt("The parser reads it for NASA.")
+        (True, False)
+    """
+    letters = len(text) - len(text.translate(NO_LETTERS))
+    if len(text) - len(text.translate(NO_CAPITALS)) > MANY * letters or text.count("  ") > MANY * text.count(" ") / 3:
+        return True
+    return (
+        not text.isascii() and sum(letter >= "\u0300" and _folded(letter) != letter for letter in text) > len(text) * MANY / 3
+    )
 
 
 def normalise_with_offsets(text: str) -> NormalisedText:

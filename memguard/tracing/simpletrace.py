@@ -20,13 +20,14 @@ from memguard.errors import InputError
 from memguard.tracing.characters import DocumentReader, PlainGeneration
 from memguard.tracing.corpus_index import CorpusIndex, Occurrence
 from memguard.tracing.degenerate import degenerate_kind
-from memguard.tracing.normalised import normalise
+from memguard.tracing.normalised import is_respelt, normalise
 from memguard.tracing.recall import near_verbatim_recall, words_of
 from memguard.tracing.short_texts import MAX_BYTES, ShortTextFinder
 from memguard.tracing.spans import Rows, SpanTable, merge_spans, rarest
 from memguard.tracing.token_text import TokenText, character_offsets, trimmed
 
 Tier = Literal["full raw", "full normalised", "partial", "none"]
+UNMATCHED = ("partial", "none")
 TOGETHER = 32  # generations
 EDGE = 8  # tokens at either end that a cut inside a token may change; 6 were the most in 1,000 excerpts
 NUM_ANCHORS = 8  # spans from which a normalised match is looked for
@@ -260,6 +261,29 @@ class Tracer:
                 core,
             )
             traces.append(traced.trace())
+        return self._respelt(batch, traces)
+
+    def _respelt(self, batch: Sequence[PlainGeneration], traces: list[Trace]) -> list[Trace]:
+        """Texts in capitals or wide letters share no tokens with their source: they are looked for in plain spelling too."""
+        again = [
+            number
+            for number, (one, found) in enumerate(zip(batch, traces, strict=True))
+            if found.tier in UNMATCHED and is_respelt(one.text)
+        ]
+        wanted = [normalise(batch[number].text).strip() for number in again]
+        plain = [self._plain(self._token_text.encode(text), text.encode()) for text in wanted]
+        if not any(one.ids.size for one in plain):
+            return traces
+        table = self._index.spans([one.ids for one in plain], min_tokens=1)
+        places = self._places_of(table, np.zeros(len(table), dtype=np.bool_), len(plain))
+        for place, (number, one, text) in enumerate(zip(again, plain, wanted, strict=True)):
+            part = table.of(place)
+            for at in (at for at in range(part.start, part.stop) if at in places):
+                span = int(table.start[at]), int(table.end[at])
+                found = self._reader.find_normalised(one, text, span, places[at])
+                if found is not None:
+                    traces[number] = replace(traces[number], tier="full normalised", document=found.document)
+                    break
         return traces
 
     def _places_of(self, table: SpanTable, is_rare: NDArray[np.bool_], number: int) -> dict[int, list[Occurrence]]:
@@ -332,9 +356,15 @@ class _Traced:
             merged=tuple(self._merged(places)),
             longest_verbatim_characters=longest,
             num_documents=self.index.num_documents_with(self.table.rows, order[0]) if order else 0,
-            recall=max(recalls.values(), default=0.0) if self.settings.near_verbatim else None,
+            recall=self._best_recall(tier, recalls),
             flags=(*flags, "candidates_capped") if capped else flags,
         )
+
+    def _best_recall(self, tier: Tier, recalls: dict[tuple[int, int], float]) -> float | None:
+        """A document that holds the text has all its words, though it begins inside one or is too short for a run."""
+        if not self.settings.near_verbatim:
+            return None
+        return 1.0 if tier == "full raw" else max(recalls.values(), default=0.0)
 
     def _span(self, at: int) -> tuple[int, int]:
         return int(self.table.start[at]), int(self.table.end[at])

@@ -71,7 +71,14 @@ def test_trace_prints_spans_with_their_documents(run: Run, index: Path, place: P
     code, out, _ = run("trace", index, "--tokenizer", "tokenizer", "--text", TEXTS[1][2:-3], "--json")
     assert code == 0
     document = json.loads(out)
-    assert document["full_match_rate"] == 1.0
+    # One of one: Clopper-Pearson from 0.025 on.
+    assert document["full_match_rate"] == {
+        "value": 1.0,
+        "low": pytest.approx(0.025),
+        "high": 1.0,
+        "confidence": 0.95,
+        "method": "Clopper-Pearson",
+    }
     (row,) = document["traces"]
     assert (row["tier"], row["document"]) == ("full raw", 1)
     assert row["sources"]["1"] == {"path": "corpus.jsonl", "linenum": 2, "metadata": {"id": 1}}
@@ -137,3 +144,22 @@ def test_what_would_find_nothing_is_refused_with_one_sentence(
     assert (code, out) == (2, "")
     assert sentence in error
     assert "Traceback" not in error
+
+
+def test_figures_over_several_texts_come_with_intervals_and_those_apart_are_counted(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    lines = [TEXTS[0], "Nothing of this stands anywhere at all.", "again and " * 30, TEXTS[1]]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in lines), encoding="utf-8")
+    code, out, error = run("trace", index, "--tokenizer", "tokenizer", "--file", path, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert (document["n"], document["num_apart"]) == (3, {"loop": 1})
+    rate, span = document["full_match_rate"], document["average_longest_span"]
+    # 2 of 3: Clopper-Pearson 0.094 to 0.992.
+    assert (rate["value"], rate["low"], rate["high"]) == pytest.approx((2 / 3, 0.0943, 0.9916), abs=1e-3)
+    assert 0.0 <= span["low"] < span["value"] < span["high"]
+    assert sum(document["span_histogram"].values()) >= 2
+    assert "3 texts; longest span" in error
+    assert "full match rate 0.667 (0.0943 to 0.992, 95%)" in error

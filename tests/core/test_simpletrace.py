@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,38 @@ def excerpts(documents: Sequence[str], number: int, length: int) -> list[str]:
             start = rng.randrange(len(document) - length + 1)
             found.append(document[start : start + length])
     return found
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "capitals": str.upper,
+    "lower case": str.lower,
+    "title case": str.title,
+    "curly quotes": lambda text: text.replace("'", "\u2019").replace('"', "\u201c"),
+    "doubled blanks": lambda text: text.replace(" ", "  "),
+    "a word a line": lambda text: re.sub(r"\s+", "\n", text),
+    "wide letters": lambda text: "".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in text),
+    "letters apart": lambda text: unicodedata.normalize("NFD", text),
+}
+
+
+@pytest.mark.parametrize("spelling", sorted(SPELLINGS))
+def test_copies_in_another_spelling_are_full_matches(index: CorpusIndex, documents: list[str], spelling: str) -> None:
+    copies = [SPELLINGS[spelling](text.strip()) for text in excerpts(documents[:40], 100, 200)]
+    found = [one.tier for one in trace(index, copies)]
+    assert sum(tier in ("full raw", "full normalised") for tier in found) >= 95
+    absent = [
+        SPELLINGS[spelling](" ".join(random.Random(number).sample(text.split(), 20)))
+        for number, text in enumerate(documents[:30])
+    ]
+    assert not any(one.tier == "full normalised" for one in trace(index, absent))
+
+
+def test_a_full_raw_match_is_recalled_whole_however_short_or_wherever_it_is_cut(
+    index: CorpusIndex, documents: list[str]
+) -> None:
+    texts = [*excerpts(documents[:40], 30, 200), documents[3][7:30]]
+    found = trace(index, texts, near_verbatim=True)
+    assert {(one.tier, one.recall) for one in found} == {("full raw", 1.0)}
 
 
 def test_verbatim_excerpts_that_begin_inside_tokens_are_full_raw_matches(index: CorpusIndex, documents: list[str]) -> None:
