@@ -47,7 +47,12 @@ def normalise(text: str) -> str:
         >>> normalise("“Straße”\\n\\tno.\u00a05 — ﬁn…")
         '"strasse" no. 5 - fin...'
     """
-    return BLANKS.sub(" ", text.lower() if text.isascii() and "`" not in text else _folded(text))
+    return BLANKS.sub(" ", fold(text))
+
+
+def fold(text: str) -> str:
+    """`normalise`, with blanks left as they are."""
+    return text.lower() if text.isascii() and "`" not in text else _folded(text)
 
 
 def is_respelt(text: str) -> bool:

@@ -5,12 +5,15 @@ Source: Barmina, Schneider-Kamp, Galke Poech (2606.06286), the adaptive form. Di
 
 from __future__ import annotations
 
-import difflib
+import functools
+import importlib
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from memguard.tracing.normalised import normalise
+from memguard.tracing.normalised import fold
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def near_verbatim_recall(generation: str | Sequence[str], document: str | Sequen
     limits = adaptive_limits(len(reference))
     if sum((Counter(reference) & Counter(candidate)).values()) < limits.second_length:
         return 0.0
-    matcher = difflib.SequenceMatcher(None, reference, candidate, autojunk=False)
+    matcher = _difflib().SequenceMatcher(None, reference, candidate, autojunk=False)
     # (first in reference, behind the last, first in candidate, behind the last, matched words)
     runs = [(a, a + size, b, b + size, size) for a, b, size in matcher.get_matching_blocks() if size]
     runs = [run for run in _merged(runs, limits.first_gap, limits.first_shift) if run[4] >= limits.first_length]
@@ -67,9 +70,15 @@ def near_verbatim_recall(generation: str | Sequence[str], document: str | Sequen
     return sum(run[4] for run in runs) / len(reference)
 
 
+@functools.cache
+def _difflib() -> Any:
+    """`cydifflib` of the extra `tracing`, which gives the same blocks some 17 times faster; `difflib` without it."""
+    return importlib.import_module("cydifflib" if importlib.util.find_spec("cydifflib") else "difflib")
+
+
 def words_of(text: str | Sequence[str]) -> list[str]:
     """Words of a normalised text."""
-    return normalise(text).split() if isinstance(text, str) else list(text)
+    return fold(text).split() if isinstance(text, str) else list(text)
 
 
 Run = tuple[int, int, int, int, int]
