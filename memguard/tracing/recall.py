@@ -67,7 +67,7 @@ def near_verbatim_recall(generation: str | Sequence[str], document: str | Sequen
     runs = [(a, a + size, b, b + size, size) for a, b, size in matcher.get_matching_blocks() if size]
     runs = [run for run in _merged(runs, limits.first_gap, limits.first_shift) if run[4] >= limits.first_length]
     runs = [run for run in _merged(runs, limits.second_gap, limits.second_shift) if run[4] >= limits.second_length]
-    return sum(run[4] for run in runs) / len(reference)
+    return float(sum(run[4] for run in runs) / len(reference))
 
 
 @functools.cache

@@ -17,8 +17,9 @@ from memguard.callbacks.gating import weights_digest
 from memguard.errors import EvidenceError, InputError
 from memguard.gates import decide, load_policy
 
-# Lower ends of exposure lie above 0 bits for some canary of any model, and never above the 30 bits of 9 digits.
-NOTHING_PASSES, ALL_PASSES = 0, 60
+# Lower ends of exposure lie above 0 bits for some canary of any model; above 29 of the 29.9 bits of 9 digits for none that is
+# not memorised to the letter.
+NOTHING_PASSES, ALL_PASSES = 0, 29
 needs_push_events = pytest.mark.skipif(
     not hasattr(TrainerCallback, "on_push_begin"), reason="this transformers does not ask before a push"
 )
