@@ -22,6 +22,7 @@ from memguard.audit.offline import check_reference, load_checkpoint
 from memguard.audit.prior import PrefixSource, PriorMeasurement, not_extractable
 from memguard.audit.probe import run_probe
 from memguard.audit.propensity import measure_model
+from memguard.audit.record_copies import with_copies
 from memguard.audit.record_sets import count_verdicts, measure_records
 from memguard.audit.records import Record, load_records
 from memguard.audit.report import CanaryRow, PositiveControl, PriorAware
@@ -49,7 +50,7 @@ class Sources:
         members: records of the training data.
         held_out: records of the same kind, never trained on.
         reference: checkpoint of a model that never saw the members, for membership inference.
-        index: of the training corpus, for propensity.
+        index: of the training corpus, for propensity, and to count copies of the members.
     """
 
     prior: PrefixSource | None = None
@@ -244,6 +245,8 @@ class FullMeasurement:
             prior=self.prior,
         )
         wants_calibration = self.settings.prior_aware is not None and self.settings.prior_aware.n == "calibrated"
+        if self.sources.index is not None:
+            found = with_copies(found, self.sources.members, self.sources.index, self.tokenizer)
         if wants_calibration and found.threshold is not None and found.threshold.method == "given":
             self._note(f"no held-out record was given: the records' Prior-Aware ratio is {FALLBACK:g}, not calibrated.")
         return found

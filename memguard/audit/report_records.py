@@ -64,6 +64,31 @@ class RecordRow(Document):
     log_belief_ratio: float | None = Field(default=None, description="log P(target | own prefix) - log P(target); nats")
     low: float | None = Field(default=None, description="lower end of log_belief_ratio (Chernoff-KL on the prior); nats")
     high: float | None = Field(default=None, description="upper end (Markov on the prior), None: open; nats")
+    num_copies: int | None = Field(
+        default=None, description="places of the indexed corpus that hold its first 512 tokens to the letter; None: no index"
+    )
+    num_near_copies: int | None = Field(
+        default=None, description="other documents that hold it up to a tenth of its characters edited; None: no index"
+    )
+    copies_capped: bool = Field(default=False, description="there are more places than were looked at: counts are lower ends")
+
+
+CopiesBucket = Literal["not found", "once", "once, near-duplicates besides", "2 to 10", "above 10"]
+
+
+class CopiesRow(Document):
+    """Members that stand so often in the corpus. Copies explain a finding and never clear one."""
+
+    copies: CopiesBucket = Field(description="how often they stand there, counted in an index of the training corpus")
+    n: int = Field(description="members")
+    num_greedy: int = Field(description="members that greedy decoding writes")
+    greedy_share: float = Field(description="share of those, 0..1")
+    greedy_low: float = Field(description="lower end of its interval (Clopper-Pearson)")
+    greedy_high: float = Field(description="upper end of it")
+    confidence: float = Field(description="of the interval, 0..1")
+    mean_log_prob: float = Field(description="mean of their summed log-probabilities; nats")
+    num_pa: int = Field(description="members that are PA; 0 also where that was not measured")
+    num_common: int = Field(description="members that are common; 0 also where that was not measured")
 
 
 class PromptRow(Document):
@@ -123,6 +148,9 @@ class Records(Document):
     prior_aware: PriorAwareCounts | None = Field(default=None, description="of the members; None: not measured")
     threshold: Threshold | None = Field(
         default=None, description="the belief ratio n of these records, None: none was extractable"
+    )
+    by_copies: list[CopiesRow] = Field(
+        default_factory=list, description="members by how often they stand in the indexed corpus; empty: no index was given"
     )
     num_excluded_prefixes: int = Field(
         default=0, description="prior prefixes left out, over all records, because they equal the record's own prefix"

@@ -272,6 +272,13 @@ DEFINITIONS = [
         "membership scores show that difference and not the model. A shift below the detectable AUROC is not seen.",
     ),
     Definition(
+        "Copies of a record",
+        "places",
+        "How often the first 512 tokens of a record stand in the indexed training corpus, to the letter, wherever tokens cut "
+        "them; near-duplicates are other documents within a tenth of its characters, spelling aside. Its own place counts as "
+        "one: 'once' is counted, never assumed.",
+    ),
+    Definition(
         "Propensity: spans",
         "tokens and percent",
         "ALS: mean length of the longest stretch of a text that stands in the training corpus word for word, any document, "

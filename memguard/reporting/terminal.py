@@ -11,7 +11,7 @@ from memguard.audit.report_extraction import Extraction
 from memguard.audit.report_membership import Membership
 from memguard.audit.report_privacy import Privacy
 from memguard.audit.report_propensity import PropensitySettingRow
-from memguard.audit.report_records import PriorAwareCounts, RecordSet
+from memguard.audit.report_records import CopiesRow, PriorAwareCounts, RecordSet
 from memguard.reporting.formatting import show_count, show_level, show_number, show_percent, show_share_interval
 from memguard.reporting.wording import SCORE_NAMES, SETTING_NAMES, describe_copies, describe_not_testable, describe_sampler
 
@@ -68,6 +68,7 @@ def findings_lines(report: AuditReport) -> list[str]:
         records = report.records
         lines.append(f"records, members: {_greedy(records.members)}")
         lines += [f"records, held out: {_greedy(records.held_out)}"] if records.held_out is not None else []
+        lines += [f"records that stand {row.copies} in the corpus: {_greedy_of(row)}" for row in records.by_copies]
         lines += [f"Prior-Aware, records: {_verdicts(records.prior_aware)}"] if records.prior_aware is not None else []
     if report.membership is not None:
         lines.append(_membership_line(report.membership))
@@ -129,6 +130,11 @@ def _verdicts(counts: PriorAwareCounts) -> str:
 def _greedy(found: RecordSet) -> str:
     ends = _share_ends(found.greedy_low, found.greedy_high, found.confidence)
     return f"{found.num_greedy} of {found.n} written by greedy decoding, {show_percent(found.greedy_share)} ({ends})"
+
+
+def _greedy_of(row: CopiesRow) -> str:
+    ends = _share_ends(row.greedy_low, row.greedy_high, row.confidence)
+    return f"{row.num_greedy} of {row.n} written by greedy decoding, {show_percent(row.greedy_share)} ({ends})"
 
 
 def _share_ends(low: float | None, high: float | None, confidence: float) -> str:

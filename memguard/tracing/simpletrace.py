@@ -167,9 +167,13 @@ class Tracer:
                 f"the tokenizer has {len(token_text.pieces)} entries, the index {index.manifest.vocabulary_size}: "
                 "give the tokenizer the index was built with."
             )
-        self._index, self._token_text, self._settings = index, token_text, settings
-        self._reader = DocumentReader(index, token_text)
+        self.index, self._token_text, self.settings = index, token_text, settings
+        self.reader = DocumentReader(index, token_text)
         self._short = ShortTextFinder(index, token_text)
+
+    def plain(self, one: Generation) -> PlainGeneration:
+        """Tokens and bytes of a completion, its prompt and special tokens taken off."""
+        return self._prepare(one, 0)[0]
 
     def trace(self, generations: Sequence[Generation]) -> list[Trace]:
         """Traces in the order of the generations."""
@@ -210,7 +214,7 @@ class Tracer:
         size = len(self._token_text.pieces)
         wrong = next((id_ for id_ in ids if not 0 <= id_ < size), None)
         if wrong is not None:
-            what = "the separator of the index" if wrong == self._index.manifest.separator else f"outside 0..{size - 1}"
+            what = "the separator of the index" if wrong == self.index.manifest.separator else f"outside 0..{size - 1}"
             raise InputError(f"{where} holds id {wrong}, {what}.")
 
     def _plain(self, ids: list[int], raw: bytes | None) -> PlainGeneration:
@@ -231,13 +235,13 @@ class Tracer:
         return ids[start:end]
 
     def _trace_batch(self, batch: Sequence[PlainGeneration]) -> list[Trace]:
-        table = self._index.spans([one.ids for one in batch], min_tokens=self._settings.min_tokens)
+        table = self.index.spans([one.ids for one in batch], min_tokens=self.settings.min_tokens)
         sums = self._log_unigram_sums(batch, table)
-        is_rare = rarest(sums, table, [len(one.ids) for one in batch], share=self._settings.rare_share)
-        cores = [_core(len(one.ids)) for one in batch]
+        is_rare = rarest(sums, table, [len(one.ids) for one in batch], share=self.settings.rare_share)
+        cores = [inner_tokens(len(one.ids)) for one in batch]
         inner = [one.ids[start:end] for one, (start, end) in zip(batch, cores, strict=True)]
         places = [number for number, ids in enumerate(inner) if ids.size]
-        rows = self._index.find([inner[number] for number in places])
+        rows = self.index.find([inner[number] for number in places])
         core_of = {number: place for place, number in enumerate(places)}
         counts, core_counts = table.count, rows.counts
         places_of = self._places_of(table, is_rare, len(batch))
@@ -247,10 +251,10 @@ class Tracer:
                 _Core(*cores[number], rows, core_of[number], int(core_counts[core_of[number]])) if number in core_of else None
             )
             traced = _Traced(
-                self._index,
-                self._reader,
+                self.index,
+                self.reader,
                 self._short,
-                self._settings,
+                self.settings,
                 one,
                 table,
                 number,
@@ -274,13 +278,13 @@ class Tracer:
         plain = [self._plain(self._token_text.encode(text), text.encode()) for text in wanted]
         if not any(one.ids.size for one in plain):
             return traces
-        table = self._index.spans([one.ids for one in plain], min_tokens=1)
+        table = self.index.spans([one.ids for one in plain], min_tokens=1)
         places = self._places_of(table, np.zeros(len(table), dtype=np.bool_), len(plain))
         for place, (number, one, text) in enumerate(zip(again, plain, wanted, strict=True)):
             part = table.of(place)
             for at in (at for at in range(part.start, part.stop) if at in places):
                 span = int(table.start[at]), int(table.end[at])
-                found = self._reader.find_normalised(one, text, span, places[at])
+                found = self.reader.find_normalised(one, text, span, places[at])
                 if found is not None:
                     traces[number] = replace(traces[number], tier="full normalised", document=found.document)
                     break
@@ -293,11 +297,11 @@ class Tracer:
             part = table.of(query)
             wanted[part.start + np.argsort(table.start[part] - table.end[part], kind="stable")[:NUM_ANCHORS]] = True
         at = np.flatnonzero(wanted).tolist()
-        found = self._index.occurrences(table.rows, at, limit=self._settings.max_documents, seed=self._settings.seed)
+        found = self.index.occurrences(table.rows, at, limit=self.settings.max_documents, seed=self.settings.seed)
         return dict(zip(at, found, strict=True))
 
     def _log_unigram_sums(self, batch: Sequence[PlainGeneration], table: SpanTable) -> NDArray[np.float64]:
-        log_unigrams = self._index.log_unigrams()
+        log_unigrams = self.index.log_unigrams()
         found = np.zeros(len(table))
         for number, one in enumerate(batch):
             part = table.of(number)
@@ -468,7 +472,7 @@ class _Traced:
         return merge_spans(spans, occurs)
 
 
-def _core(num_tokens: int) -> tuple[int, int]:
-    """The inner tokens that a copy holds even where it is cut inside tokens."""
+def inner_tokens(num_tokens: int) -> tuple[int, int]:
+    """The inner tokens [start, end) that a copy holds even where it is cut inside tokens."""
     edge = min(EDGE, num_tokens // 4)
     return edge, num_tokens - edge

@@ -165,6 +165,46 @@ def test_a_full_audit_measures_propensity_where_an_index_is_given(place: Path, t
     assert "propensity was not measured: it needs an index of the training corpus" in " ".join(without.notices)
 
 
+def test_a_full_audit_counts_the_copies_of_each_record_and_splits_extraction_by_them(
+    place: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    from memguard.audit.corpus import open_index
+    from memguard.audit.offline import load_checkpoint
+    from memguard.audit.records import load_records
+    from memguard.reporting.html import render_html
+    from memguard.reporting.terminal import findings_lines
+    from memguard.tracing.index_build import build_index
+
+    texts = [json.loads(line)["text"] for line in (place / "data.jsonl").read_text(encoding="utf-8").splitlines()]
+    near = texts[7][:40] + "ZZ" + texts[7][42:]
+    build_index(
+        [*texts[1:], texts[5], f"again: {texts[6]}", *[texts[8]] * 14, f"or else {near}!"], tmp_path / "index", tokenizer
+    )
+    lengths = {"prefix_tokens": 12, "suffix_tokens": 10}
+    config = parse_config({**CONFIG, "audit": CONFIG["audit"] | {"propensity": None, "records": lengths}})
+    model, _ = load_checkpoint(place / "checkpoint")
+    members = load_records(place / "data.jsonl", tokenizer)
+    sources = Sources(members=members, index=open_index(tmp_path / "index", tokenizer))
+    report = run_audit(model, tokenizer, plan=draw_plan(config.canaries, tokenizer), config=config, full=sources)
+    assert report.records is not None
+    rows = {row.line: row for row in report.records.members.rows}
+    assert {line: rows[line].num_copies for line in (1, 2, 6, 7, 8, 9)} == {1: 0, 2: 1, 6: 2, 7: 2, 8: 1, 9: 15}
+    assert (rows[8].num_near_copies, rows[2].num_near_copies) == (1, 0)
+    by_copies = {row.copies: row for row in report.records.by_copies}
+    assert {name: row.n for name, row in by_copies.items()} == {
+        "not found": 1,
+        "once": 19,
+        "once, near-duplicates besides": 1,
+        "2 to 10": 2,
+        "above 10": 1,
+    }
+    assert sum(row.num_greedy for row in by_copies.values()) == report.records.members.num_greedy
+    once = by_copies["once"]
+    assert once.greedy_low <= once.greedy_share <= once.greedy_high
+    assert "Members by their copies in the corpus" in render_html(report)
+    assert any(line.startswith("records that stand once in the corpus: ") for line in findings_lines(report))
+
+
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "nothing": (("propensity", "--index", "index"), "give a checkpoint, or a served model by --endpoint"),
     "both": ((*LEAST, "--endpoint", "http://localhost:1/v1"), "give a checkpoint, or a served model by --endpoint"),

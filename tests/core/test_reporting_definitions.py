@@ -9,7 +9,16 @@ from memguard.audit.report import AuditCadence, CanaryRow, Exposure, PositiveCon
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow
 from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
-from memguard.audit.report_records import PriorAwareCounts, PromptRow, PromptSlope, RecordRow, Records, RecordSet, Threshold
+from memguard.audit.report_records import (
+    CopiesRow,
+    PriorAwareCounts,
+    PromptRow,
+    PromptSlope,
+    RecordRow,
+    Records,
+    RecordSet,
+    Threshold,
+)
 from memguard.reporting.definitions import DEFINITIONS
 
 # Fields that say by their own name what they are: identities, sizes, settings, ends of intervals, sentences.
@@ -51,10 +60,19 @@ TERMS: dict[type[BaseModel], dict[str, str]] = {
     PriorAwareCounts: {"num_extractable": "Extractable", "num_undecided": "Common share", "num_pa": "Prior-Aware verdict"}
     | dict.fromkeys(("num_common", "common_share", "common_low", "common_high"), "Common share"),
     RecordRow: {"log_prob": "log-probability", "is_greedy": "Greedy share", "log_prob_sampled": "Expected tries"}
-    | {"log_prob_near": "Near-verbatim", "verdict": "Prior-Aware verdict", "log_belief_ratio": "log belief ratio"},
+    | {"log_prob_near": "Near-verbatim", "verdict": "Prior-Aware verdict", "log_belief_ratio": "log belief ratio"}
+    | dict.fromkeys(("num_copies", "num_near_copies", "copies_capped"), "Copies of a record"),
+    CopiesRow: {"copies": "Copies of a record", "mean_log_prob": "log-probability", "num_pa": "Prior-Aware verdict"}
+    | {"num_common": "Prior-Aware verdict"}
+    | dict.fromkeys(("num_greedy", "greedy_share", "greedy_low", "greedy_high"), "Greedy share"),
     RecordSet: dict.fromkeys(("num_greedy", "greedy_share", "greedy_low", "greedy_high"), "Greedy share")
     | {"num_near": "Near-verbatim"},
-    Records: {"members": "Greedy share", "held_out": "Greedy share", "prior_aware": "Common share"}
+    Records: {
+        "by_copies": "Copies of a record",
+        "members": "Greedy share",
+        "held_out": "Greedy share",
+        "prior_aware": "Common share",
+    }
     | {"threshold": "Belief-ratio threshold n", "num_excluded_prefixes": "Prior-Aware verdict"}
     | dict.fromkeys(("prompts", "prompt_slopes"), "Other prompts"),
     PromptRow: dict.fromkeys(("offset", "num_greedy", "share", "mean_log_prob"), "Other prompts"),

@@ -39,7 +39,16 @@ from memguard.audit.report_propensity import (
     PropensityShareRow,
     RefusedPromptRow,
 )
-from memguard.audit.report_records import PriorAwareCounts, PromptRow, PromptSlope, RecordRow, Records, RecordSet, Threshold
+from memguard.audit.report_records import (
+    CopiesRow,
+    PriorAwareCounts,
+    PromptRow,
+    PromptSlope,
+    RecordRow,
+    Records,
+    RecordSet,
+    Threshold,
+)
 
 REFERENCES = 1024
 SPACE = 10**15
@@ -378,6 +387,21 @@ def make_records(**changes: Any) -> Records:
         "prior_aware": make_counts(n=40, num_extractable=5, num_undecided=0, common_share=0.4, common_low=0.0527),
         "threshold": calibrated_threshold("records", n=12.5),
         "num_excluded_prefixes": 4,
+        "by_copies": [
+            CopiesRow(
+                copies=copies,
+                n=n,
+                num_greedy=greedy,
+                greedy_share=greedy / n,
+                greedy_low=0.01,
+                greedy_high=0.5,
+                confidence=0.95,
+                mean_log_prob=-21.5,
+                num_pa=greedy,
+                num_common=0,
+            )
+            for copies, n, greedy in (("once", 36, 3), ("2 to 10", 4, 2))
+        ],
     }
     return Records(**{**values, **changes})
 

@@ -49,6 +49,8 @@ def test_the_terminal_names_the_headline_of_every_part() -> None:
         "(95% interval 4.33% to 88.2%)",
         "records, members: 5 of 40 written by greedy decoding, 12.5% (95% interval 4.20% to 26.8%)",
         "records, held out: 0 of 30 written by greedy decoding, 0% (95% interval 0% to 11.6%)",
+        "records that stand once in the corpus: 3 of 36 written by greedy decoding, 8.33% (95% interval 1.00% to 50.0%)",
+        "records that stand 2 to 10 in the corpus: 2 of 4 written by greedy decoding, 50.0% (95% interval 1.00% to 50.0%)",
         "Prior-Aware, records: 3 PA, 2 common, 0 undecided of 5 extractable, n = 40; common share 40.0% "
         "(95% interval 5.27% to 88.2%)",
         "membership: AUROC 0.618 (95% interval 0.577 to 0.657; 400 members, 400 non-members) by Min-K%++, "
@@ -67,7 +69,7 @@ def test_the_terminal_names_the_headline_of_every_part() -> None:
 
 def test_the_terminal_says_nothing_of_what_was_not_measured() -> None:
     assert findings_lines(quiet(make_report)) == findings_lines(quiet()) == []
-    alone = make_records(held_out=None, prior_aware=None)
+    alone = make_records(held_out=None, prior_aware=None, by_copies=[])
     assert findings_lines(quiet(records=alone)) == [
         "records, members: 5 of 40 written by greedy decoding, 12.5% (95% interval 4.20% to 26.8%)"
     ]
