@@ -227,7 +227,9 @@ def comparability(report: AuditReport, baseline_report: AuditReport, *, comparab
 
 
 def training_differences(report: AuditReport, baseline_report: AuditReport) -> list[str]:
-    """How the two runs planted differently, one phrase each: a rise would then be the planting's.
+    """How the two runs planted differently, one phrase each: a rise, or none, may then be the planting's.
+
+    They compare all the same, as one run without a defence and one with it do.
 
     Args:
         report: the candidate.

@@ -71,7 +71,8 @@ def promote(
         require_signature: public keys; report, baseline and a policy of one's own must each be signed by one of them.
         lock_seconds: how long to wait for another promotion.
         on_decision: told the decision before the alias is touched, to write it elsewhere; what it raises ends the promotion.
-            Where the registry then fails it is told again, of one that is *invalid* by that. A refusal is logged before.
+            Where the move then fails or is interrupted it is told again, of one that is *invalid* by that, as is
+            `decision.json`. A refusal is logged before.
 
     Returns:
         What happened; the exit code is that of its decision. `already promoted`: the alias named this version by this very
@@ -107,9 +108,20 @@ def promote(
             return _leave(case)
         try:
             return _move(case)
-        except RegistryError as error:
-            tell(with_evidence(decision, [RuleResult(name=MOVED, kind="evidence", outcome="invalid", reason=str(error))]))
+        except BaseException as error:
+            with _undisturbed():
+                _take_back(decision, _plain(error), target, tell)
             raise
+
+
+def _take_back(decision: Decision, why: str, target: Path, tell: Callable[[Decision], None]) -> None:
+    """Let no output say that a pass was promoted which was not; the failure itself is what the caller hears of."""
+    undone = with_evidence(decision, [RuleResult(name=MOVED, kind="evidence", outcome="invalid", reason=why)])
+    try:
+        undone.save(target)
+        tell(undone)
+    except Exception as error:
+        logger.warning("What was written of the decision may say that it passed, and nothing was promoted: %s", _plain(error))
 
 
 @dataclass(frozen=True)
@@ -204,12 +216,12 @@ def _leave(case: _Case) -> Promotion:
 
 
 def _move(case: _Case) -> Promotion:
-    previous = _alias_to_go_back_to(case)
     try:
         case.annotate()
-    except RegistryError as error:
-        case.log("rolled back", before=previous, after=previous, failure=f"{_plain(error)} Nothing was moved.")
+    except BaseException as error:  # no change of the alias: what the log knows of a promotion that was cut off still holds
+        case.log("refused", before=case.before, after=case.before, failure=f"{_plain(error)} Nothing was moved.")
         raise
+    previous = _alias_to_go_back_to(case)
     case.log("moving", before=previous, after=case.to)
     try:
         case.registry.move_alias(case.to)
@@ -280,7 +292,7 @@ def _roll_back(case: _Case, previous: ModelVersion | None, error: BaseException)
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C and termination wait for the end of the block, where this is the main thread, which alone gets them."""
+    """No Ctrl-C and no termination for the block, where this is the main thread, which alone gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -321,4 +333,6 @@ def _name(version: ModelVersion | None) -> str:
 def _plain(error: BaseException) -> str:
     """What we say ourselves; of other people's exceptions the kind alone, since their words may hold an address or a key."""
     text = str(error) if isinstance(error, MemguardError) else f"An unexpected {type(error).__name__}"
+    if isinstance(error, KeyboardInterrupt):
+        text = "It was interrupted"
     return text[:1].upper() + text[1:].rstrip(".") + "."

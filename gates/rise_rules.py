@@ -75,7 +75,7 @@ def measure_rise(
         return Unmeasured("baseline", "insufficient evidence", MISSING)
     if is_itself(report, baseline):
         return Unmeasured("baseline", "insufficient evidence", ITSELF)
-    differences = _differences(report, baseline.newest.report, policy)
+    differences = comparability(report, baseline.newest.report, comparable=policy.comparable)
     if differences:
         reason = f"the baseline does not compare: {'; '.join(differences[:4])}"
         return Unmeasured("baseline", "insufficient evidence", reason)
@@ -93,12 +93,10 @@ def measure_rise(
             found = _compare(rule, report, policy, judged, baseline, share)
     except EvidenceError as error:
         return Unmeasured("baseline", "insufficient evidence", str(error))
-    notes = [baseline.notice, found.note, anchor_note]
+    planted = "; ".join(training_differences(report, baseline.newest.report))
+    otherwise = f"the baseline is not of the same planting ({planted}), which may hide a rise or be one" if planted else ""
+    notes = [baseline.notice, otherwise, found.note, anchor_note]
     return _measured(rule, judged, found, drift, note="; ".join(filter(None, notes)))
-
-
-def _differences(report: AuditReport, old: AuditReport, policy: Policy) -> list[str]:
-    return [*comparability(report, old, comparable=policy.comparable), *training_differences(report, old)]
 
 
 def _anchor(report: AuditReport, policy: Policy, baseline: Baseline) -> tuple[AcceptedRun | None, str]:
@@ -106,7 +104,7 @@ def _anchor(report: AuditReport, policy: Policy, baseline: Baseline) -> tuple[Ac
     anchor = baseline.anchor
     if anchor is None or anchor.report_digest == baseline.newest.report_digest:
         return None, ""
-    differences = _differences(report, anchor.report, policy)
+    differences = comparability(report, anchor.report, comparable=policy.comparable)
     return (None, f"not compared with the anchor ({differences[0]})") if differences else (anchor, "")
 
 
@@ -120,7 +118,7 @@ def _compare(
     anchor: AcceptedRun | None = None,
 ) -> _Compared:
     """With the spread of all accepted runs where they are enough to know it, else with one run: the newest, or the anchor."""
-    like = [run for run in baseline.runs if not _differences(report, run.report, policy)]
+    like = [run for run in baseline.runs if not comparability(report, run.report, comparable=policy.comparable)]
     one = (anchor or like[-1]).report
     if len(like) < MIN_RUNS:
         single = _with_one(rule, report, policy, judged, one, share)

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -151,6 +152,9 @@ def _message(path: Path) -> bytes:
     """What is signed for a file."""
     digest = hashlib.sha256()
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe or device has no end to wait for
+            raise InputError(f"'{path}' must be a regular file.")
         with path.open("rb") as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)

@@ -30,7 +30,7 @@ def find_checkpoint(folder: Path, *, cure: str) -> Path:
 
 
 def _refuse_around(folder: Path, checkpoint: Path, cure: str) -> None:
-    every = [path for path in folder.rglob("*") if not path.is_dir()]
+    every = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     around = [path for path in every if checkpoint not in path.parents and not _is_text(path.name)]
     around += [path for path in every if path.name == LOADER and path not in around]
     if around:

@@ -17,7 +17,7 @@ from memguard.errors import EvidenceError, InputError, RegistryError
 from memguard.gates import promotion_inputs
 from memguard.gates.binding import LAST, SERVED
 from memguard.gates.promotion import promote
-from memguard.gates.promotion_log import open_log
+from memguard.gates.promotion_log import PromotionLog, open_log
 from memguard.gates.registries.protocol import Annotation, ModelVersion, Registry
 
 MEMORISED = {"card-1x-3": -0.1}
@@ -222,7 +222,8 @@ def test_a_verdict_that_cannot_be_left_moves_nothing_stands_in_the_log_and_takes
     told = []
     with pytest.raises(RegistryError, match="the registry is away"):
         place.promote(place.report(), on_decision=lambda decision: told.append((decision.outcome, decision.exit_code)))
-    assert (place.registry.moves, place.actions()) == ([], ["rolled back"])
+    assert (place.registry.moves, place.actions()) == ([], ["refused"])
+    assert place.logged()[0].exit_code == 4
     assert place.logged()[0].reason == "The registry is away. Nothing was moved."
     assert told == [("pass", 0), ("invalid", 3)]
 
@@ -234,6 +235,59 @@ def test_a_move_that_fails_takes_the_pass_back_where_it_was_told(place):
         place.promote(place.report(), on_decision=told.append)
     assert [decision.outcome for decision in told] == ["pass", "invalid"]
     assert "moving was refused" in told[1].reason
+
+
+@pytest.mark.parametrize("method", ["annotate", "move_alias", "served_files"])
+def test_a_promotion_that_is_interrupted_takes_the_pass_back_in_every_output(place, method):
+    place.registry.then(method, 2 if method == "served_files" else 1, KeyboardInterrupt())
+    path, told = place.report(), []
+    with pytest.raises(KeyboardInterrupt):
+        place.promote(path, on_decision=told.append)
+    assert [decision.outcome for decision in told] == ["pass", "invalid"]
+    assert "It was interrupted" in told[1].reason
+    assert load_decision(path.with_name("decision.json")) == told[1]
+    assert (place.registry.named, place.actions()[-1]) == ("1", "refused" if method == "annotate" else "rolled back")
+
+
+def test_a_log_that_cannot_be_written_before_the_move_takes_the_pass_back(place, monkeypatch):
+    told = []
+
+    def full(*_, **fields):
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(PromotionLog, "append", full)
+    with pytest.raises(OSError, match="no space"):
+        place.promote(place.report(), on_decision=told.append)
+    assert [decision.outcome for decision in told] == ["pass", "invalid"]
+    assert place.registry.moves == []
+
+
+def test_a_pass_that_cannot_be_taken_back_is_told_beside_the_failure_itself(place, caplog):
+    place.registry.then("move_alias", 1, RegistryError("moving was refused."))
+
+    def full_later(decision):
+        if decision.outcome != "pass":
+            raise OSError(28, "no space")
+
+    with pytest.raises(RegistryError, match="Moving was refused"):
+        place.promote(place.report(), on_decision=full_later)
+    assert "may say that it passed, and nothing was promoted: An unexpected OSError" in caplog.text
+
+
+def test_a_verdict_that_cannot_be_left_forgets_no_promotion_that_was_cut_off(place):
+    place.registry.then("served_files", 2, RegistryError("it is away."))
+    place.registry.then("move_alias", 2, RegistryError("it is away."))
+    with pytest.raises(RegistryError, match="could not be put back"):
+        place.promote(place.report())
+    assert place.registry.named == "2"  # never checked
+    place.registry.trouble.clear()
+    place.registry.calls.clear()
+    place.registry.then("annotate", 1, RegistryError("it is away."))
+    path = place.report("3", seed=4)
+    with pytest.raises(RegistryError, match="it is away"):
+        place.promote(path, "3")
+    done = place.promote(path, "3")
+    assert (done.action, done.previous) == ("moved", ModelVersion("tiny", "1"))
 
 
 def test_a_refusal_is_in_the_log_though_its_outputs_cannot_be_written(place):
