@@ -433,8 +433,21 @@ def exit_code_of(error: MemguardError) -> int:
 
 
 def main() -> None:
-    """Run the command line; no traceback for a user's mistake, never Python's own exit code 1."""
-    stdout, sys.stdout = sys.stdout, _Stream(sys.stdout)
+    """Run the command line; no traceback for a user's mistake, never Python's own exit code 1.
+
+    Where nobody reads stdout any more the exit code is 4, and not 0 or 1: what was asked for was not told. stderr may go
+    unread, and so may what `promote` tells of an alias that it moved or left: its exit code says that.
+    """
+    streams = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # for a stream that was closed before we began
+        sys.stdout, sys.stderr = _Stream(sys.stdout or nowhere), _Stream(sys.stderr or nowhere, must_be_read=False)
+        try:
+            _run()
+        finally:
+            sys.stdout, sys.stderr = streams
+
+
+def _run() -> None:
     try:
         app()
     except MemguardError as error:
@@ -450,22 +463,22 @@ def main() -> None:
         logging.getLogger(__name__).debug("internal error", exc_info=True)
         _complain(f"internal error ({type(error).__name__}); run with -v and report it.")
         sys.exit(INFRASTRUCTURE)
-    finally:
-        sys.stdout = stdout
 
 
 class _Stream:
-    """stdout whose reader went away: an error of its own, where typer and rich would end with 1, which means a failed rule."""
+    """A stream whose reader may go away: an error of its own, or nothing. typer and rich would end with 1, a failed rule."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, *, must_be_read: bool = True) -> None:
+        self._stream, self._must_be_read = stream, must_be_read
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        found = getattr(self._stream, name)
+        return _Stream(found, must_be_read=self._must_be_read) if name == "buffer" else found
 
-    def write(self, text: str) -> int:
+    def write(self, text: Any) -> int:
         with self._kept_apart():
             return int(self._stream.write(text))
+        return len(text)
 
     def flush(self) -> None:
         with self._kept_apart():
@@ -475,9 +488,12 @@ class _Stream:
     def _kept_apart(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            if self._must_be_read and not isinstance(error, BrokenPipeError):
+                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # nothing is left to fail at the end
-            raise OSError(errno.EIO, "the reader of stdout went away") from None
+            if self._must_be_read:
+                raise OSError(errno.EIO, "the reader of stdout went away") from None
 
 
 def _complain(sentence: str) -> None:

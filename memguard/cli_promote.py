@@ -1,12 +1,14 @@
 """`memguard promote`: the gate, then the alias. Loads no registry's library before a command needs it.
 
-Exit codes are the gate's; 4 where the registry refused or is away. Nothing but 0 moves an alias.
+Exit codes are the gate's; 4 where the registry refused or is away, or where an output cannot be written before the move.
+Nothing but 0 moves an alias: once it is moved, it is 0 whatever becomes of what is printed about it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,8 @@ app = typer.Typer(
     help="Point an alias of a model registry at a version, if the gate passes and the registry serves what was audited.",
     no_args_is_help=True,
 )
+
+logger = logging.getLogger(__name__)
 
 OUTPUTS = ("junit", "sarif", "markdown", "gitlab")
 
@@ -153,10 +157,10 @@ def _promote(
     def write(decision: Decision) -> None:
         _tell_ci(decision, report, outputs, github=github, json=json)
 
-    # Outputs are written before the alias moves: a place that cannot be written to is exit code 2, and nothing has moved.
+    # Outputs are written before the alias moves, and again where the move fails: a place that cannot be written moves nothing.
     with _interrupted_by_termination():
         done = promote(registry, report, version=version, on_decision=write, **inputs)
-    with contextlib.suppress(OSError):  # what became of the alias is the exit code, whoever still listens
+    try:
         console = _console(json=json)
         console.print(format_decision(done.decision))
         console.print(_sentence(done, registry.alias), markup=False, highlight=False)
@@ -164,6 +168,8 @@ def _promote(
             typer.echo(_as_json(done, registry))
         elif state["quiet"] and done.decision.exit_code:
             typer.echo(done.decision.reason, err=True)
+    except Exception:  # what became of the alias is the exit code, whoever still listens
+        logger.debug("what became of the promotion could not be printed", exc_info=True)
     raise typer.Exit(done.decision.exit_code)
 
 

@@ -57,14 +57,22 @@ def read_text(path: Path, *, what: str) -> str:
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a pipe or device has no end to wait for
             raise InputError(f"{what} '{path.name}' must be a regular file.")
         if found.st_size > MAX_BYTES:
-            raise InputError(f"{what} '{path.name}' is larger than {MAX_BYTES // 2**20} MiB.")
-        return path.read_text(encoding="utf-8")
+            raise InputError(_too_large(path, what))
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(MAX_BYTES + 1)  # a file that grows, or that tells no size, is not read for ever
     except FileNotFoundError:
         raise InputError(f"{what} '{path}' does not exist.") from None
     except UnicodeDecodeError:
         raise InputError(f"{what} '{path.name}' is not UTF-8 text.") from None
     except OSError as error:
         raise InputError(f"{what} '{path}' cannot be read: {error.strerror}.") from None
+    if len(text) > MAX_BYTES:
+        raise InputError(_too_large(path, what))
+    return text
+
+
+def _too_large(path: Path, what: str) -> str:
+    return f"{what} '{path.name}' is larger than {MAX_BYTES // 2**20} MiB."
 
 
 def _refuse_constant(name: str) -> float:

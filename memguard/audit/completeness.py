@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from memguard.audit.digest import WEIGHTS
+from memguard.audit.digest import WEIGHTS, is_beside
 from memguard.canaries.ledger import LEDGER_NAME
 from memguard.errors import InputError
 from memguard.files import read_json
@@ -98,7 +98,7 @@ def _ends_with_ledger(files: Files) -> bool:
 
     It also lies in a folder whose weights a resumed run writes anew; a copy of a checkpoint may bring it before them.
     """
-    has_weights = any(name.endswith(WEIGHTS) for name in files)
+    has_weights = any(name.endswith(WEIGHTS) and not is_beside(name) for name in files if "/" not in name)
     return has_weights and LEDGER_NAME in files and files[LEDGER_NAME][1] >= max(written for _, written, _ in files.values())
 
 

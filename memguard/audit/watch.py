@@ -31,11 +31,13 @@ from memguard.documents import Document
 from memguard.errors import InputError, MemguardError
 from memguard.files import write_text_atomic
 from memguard.reporting.jsonl_tracker import JsonlTracker, read_history
+from memguard.scoring.failures import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 Outcome = Literal["valid", "invalid", "incomplete", "elsewhere", "deleted"]
 HISTORY = "history.jsonl"
+TRIED_AGAIN = "Memory ran out, so a watcher that is started anew tries it again."
 
 
 class WatchedCheckpoint(Document):
@@ -123,7 +125,7 @@ class Watcher:
         self.run, self.auditor, self.interval = run, auditor, interval
         self.history = JsonlTracker((output or run / BESIDE) / HISTORY)
         self._run_logger, self._say, self._progress = run_logger, say, progress
-        self._looks, self._known = Looks(), dict[Path, _Known]()
+        self._looks, self._known, self._tried = Looks(), dict[Path, _Known](), set[Path]()
         self._unlogged: tuple[str | None, bool] = None, False
         self._points()
 
@@ -185,7 +187,7 @@ class Watcher:
         if subject.digest is None and holds_report(folder, plan) and not any(name.endswith(".safetensors") for name in files):
             return self._end(folder, "deleted", "its weights were deleted; the report stands")
         standing, is_new = standing_report(folder, subject, plan), False
-        if standing is None:
+        if standing is None or self._may_go_better(folder, standing[1]):
             report = self._overwritten(folder, files)
             if report is None:
                 report, is_new = self._audit(folder, subject, ledger, failure), True
@@ -196,6 +198,10 @@ class Watcher:
                 return self._end(folder, "deleted", "it was deleted while it was audited")
             standing = path, report
         return self._end(folder, standing[1].status, None, standing=standing, files=files, is_new=is_new)
+
+    def _may_go_better(self, folder: Path, report: AuditReport) -> bool:
+        """Whether what failed by another watcher, now or before, was the machine and not the checkpoint."""
+        return folder not in self._tried and any(reason.endswith(TRIED_AGAIN) for reason in report.invalid_reasons)
 
     def _overwritten(self, folder: Path, files: Files) -> AuditReport | None:
         """A valid report of these files that the trainer's callback wrote its lesser one over, having begun before."""
@@ -217,6 +223,7 @@ class Watcher:
     def _audit(self, folder: Path, subject: Subject, ledger: Ledger | None, failure: str | None) -> AuditReport:
         """A full audit, or the report of its failure: a checkpoint that is bad keeps no other from being audited."""
         began = time.monotonic()
+        self._tried.add(folder)
         trend = [point for point in self._points() if subject.global_step is None or point.global_step < subject.global_step]
         if failure is None:
             logger.info("%s is being audited.", folder.name)
@@ -355,7 +362,15 @@ def _told(watched: WatchedCheckpoint) -> tuple[object, ...]:
 def _reason(error: Exception, folder: Path) -> str:
     """One sentence for a report, which names no path; what other libraries say may hold a text, and is left out."""
     if isinstance(error, MemguardError):
-        return str(error).replace(str(folder), folder.name)
-    if isinstance(error, OSError):
-        return f"it cannot be read: {error.strerror}."
-    return f"it failed ({type(error).__name__}); delete this report to have it tried again."
+        reason = str(error).replace(str(folder), folder.name)
+    elif isinstance(error, OSError):
+        reason = f"it cannot be read: {error.strerror}."
+    else:
+        cure = "." if _ran_out_of_memory(error) else "; delete this report to have it tried again."
+        reason = f"it failed ({type(error).__name__}){cure}"
+    return f"{reason} {TRIED_AGAIN}" if _ran_out_of_memory(error) else reason
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, in an error or in what it was raised from."""
+    return error is not None and (is_out_of_memory(error) or _ran_out_of_memory(error.__cause__ or error.__context__))

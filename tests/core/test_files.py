@@ -213,6 +213,20 @@ def test_a_file_beyond_the_size_limit_is_not_read(tmp_path: Path, monkeypatch: p
     assert read_text(tmp_path / "plan.json", what="plan") == "x" * 11
 
 
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="no file here tells a size of nothing and holds a text")
+def test_a_file_that_holds_more_than_its_size_says_is_not_read_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 10)
+    with pytest.raises(InputError, match="plan 'version' is larger than 0 MiB"):
+        read_text(Path("/proc/version"), what="plan")
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match=f"plan '{path.name}' must be a regular file"):
+            read_text(path, what="plan")
+
+
 # -- writing
 
 

@@ -19,7 +19,7 @@ from memguard.audit.standing import place_report
 from memguard.audit.start import save_start
 from memguard.canaries.drawing import draw_plan
 from memguard.canaries.ledger import LEDGER_NAME
-from memguard.errors import InputError
+from memguard.errors import InputError, ScoringError
 from memguard.reporting.jsonl_tracker import JsonlTracker, read_history
 
 IN_TRAINING = AuditCadence(steps_between=None, overhead_share=None, max_overhead=None, num_waited=0)
@@ -208,6 +208,17 @@ def test_a_ledger_ends_a_save_only_where_nothing_was_written_after_it(tmp_path: 
     assert looks.missing(tmp_path, files_of(tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "training_args.bin", "rng_state.pth", "global_step3/mp_rank_00_model_states.pt"]
+)
+def test_the_state_of_training_is_no_weights_that_a_ledger_could_end(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for file, seconds in ((name, 100), ("trainer_state.json", 100), (LEDGER_NAME, 200)):
+        (tmp_path / file).write_text("x", encoding="utf-8")
+        os.utime(tmp_path / file, (seconds, seconds))
+    assert Looks().missing(tmp_path, files_of(tmp_path)) == "it is still being written"
+
+
 def test_a_file_put_in_place_with_its_old_time_is_a_change(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one", encoding="utf-8")
     before = files_of(tmp_path)
@@ -393,6 +404,36 @@ def test_a_report_that_was_edited_by_hand_counts_for_nothing(run: Run) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace('"status": "valid"', '"status": "invalid"'), encoding="utf-8")
     assert run.watch()[1] == ["checkpoint-1"]
     assert report_of(folder).status == "valid"
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_audit_that_memory_ran_out_in_is_tried_again_by_the_next_watcher_once(run: Run, is_told: bool) -> None:
+    folder = run.save(1)
+
+    def run_out(_: Path) -> None:
+        try:
+            raise MemoryError("what it says may hold 4929-1182-2837")
+        except MemoryError:
+            if is_told:
+                raise ScoringError("scoring canary 'a' failed.") from None
+            raise
+
+    auditor = run.auditor()
+    auditor.during = run_out
+    result, audited = run.watch(lambda: None, lambda: None, auditor=auditor, once=False)
+    assert (audited, run.outcomes(result)) == (["checkpoint-1"], {"checkpoint-1": "invalid"})
+    (reason,) = report_of(folder).invalid_reasons
+    what = "scoring canary 'a' failed." if is_told else "it failed (MemoryError)."
+    again = "Memory ran out, so a watcher that is started anew tries it again."
+    assert reason == f"the checkpoint could not be audited: {what} {again}"
+
+    auditor = run.auditor()
+    auditor.during = run_out
+    _, audited = run.watch(lambda: None, lambda: None, auditor=auditor, once=False)
+    assert audited == ["checkpoint-1"]
+    result, audited = run.watch()
+    assert (audited, run.outcomes(result)) == (["checkpoint-1"], {"checkpoint-1": "valid"})
+    assert run.watch()[1] == []
 
 
 def test_a_failure_never_takes_the_place_of_a_valid_report_of_the_same_files(run: Run) -> None:

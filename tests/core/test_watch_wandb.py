@@ -35,6 +35,7 @@ class FakeWandb(types.ModuleType):
         self.ended: list[int] = []
         self.run: Any = None
         self.breaks_after: int | None = None
+        self.ends = True
 
     def setup(self) -> Any:
         return types.SimpleNamespace(settings=types.SimpleNamespace(mode=self.mode))
@@ -58,9 +59,12 @@ class FakeWandb(types.ModuleType):
                 raise OSError("the pipe is closed")
             self.rows.append(row)
 
-        self.run = types.SimpleNamespace(
-            log=log, define_metric=lambda *_, **__: None, finish=lambda exit_code: self.ended.append(exit_code)
-        )
+        def finish(exit_code: int) -> None:
+            if not self.ends:
+                raise TimeoutError("it does not end")
+            self.ended.append(exit_code)
+
+        self.run = types.SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=finish)
         return self.run
 
 
@@ -133,6 +137,17 @@ def test_a_failure_part_way_has_no_audit_logged_twice(server: Callable[..., Fake
     assert log.log(audits, step_metric="train/global_step") is None
     assert [row["train/global_step"] for row in fake.rows] == [1, 2, 3]
     assert len(fake.ended) == len(fake.opened) == 2
+
+
+def test_an_audit_counts_as_logged_though_its_run_does_not_end(server: Callable[..., FakeWandb], tmp_path: Path) -> None:
+    fake = server("finished")
+    fake.ends = False
+    log = WandbRunLog("llm/a1b2", tmp_path / "wandb.json")
+    with pytest.raises(RegistryError, match="cannot be logged to"):
+        log.log([at_step(1)], step_metric="train/global_step")
+    fake.ends = True
+    assert log.log([at_step(1)], step_metric="train/global_step") is None
+    assert [row["train/global_step"] for row in fake.rows] == [1]
 
 
 @pytest.mark.parametrize("path", ["a1b2", "a/b/c/d", "a//b", " /b"])

@@ -244,7 +244,7 @@ def test_a_promotion_that_is_interrupted_takes_the_pass_back_in_every_output(pla
     with pytest.raises(KeyboardInterrupt):
         place.promote(path, on_decision=told.append)
     assert [decision.outcome for decision in told] == ["pass", "invalid"]
-    assert "It was interrupted" in told[1].reason
+    assert "'the registry moved the alias' does not hold (it was interrupted)" in told[1].reason
     assert load_decision(path.with_name("decision.json")) == told[1]
     assert (place.registry.named, place.actions()[-1]) == ("1", "refused" if method == "annotate" else "rolled back")
 
