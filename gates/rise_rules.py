@@ -28,6 +28,7 @@ NUM_FLIPS, MANY_FLIPS = 9_999, 99_999
 FLIPS_A_SHARE = 9  # flips expected at the level: fewer make the p-value coarse
 MIN_RUNS = 4  # below, t on B - 1 degrees of freedom fires at hardly any rise that sampled exposure could show
 NAMED = 5
+FAR = 8.0  # standard errors
 ONE_RUN = "one baseline run: seed-to-seed variation is not in this test"
 MISSING = "there is no baseline to compare with; accept one with --accept"
 
@@ -151,7 +152,8 @@ def _with_one(
     test = functools.partial(paired_rise_test, strata=_strata(judged), num_flips=num_flips)
     result = test(rises, tolerance_bits=rule.tolerance)
     least = result.min_attainable_p
-    highest = test(_caps(judged) - _bits(before), tolerance_bits=rule.tolerance).p_value
+    most = _caps(judged) - _bits(before)
+    highest = least if _is_far_above(most, rule.tolerance) else test(most, tolerance_bits=rule.tolerance).p_value
     is_near_cap = highest > share >= least
     # So near the cap no rise could be seen; a candidate that is shown to lie lower needs none to be.
     lower = test(_bits(before) - _highest_bits(judged), tolerance_bits=-rule.tolerance).p_value if is_near_cap else 0.0
@@ -236,6 +238,11 @@ def _highest_bits(rows: Sequence[CanaryRow]) -> NDArray[np.float64]:
 def _cap_bits(rows: Sequence[CanaryRow]) -> float:
     """The largest mean that sampled exposure can have; bits."""
     return float(_caps(rows).mean())
+
+
+def _is_far_above(values: NDArray[np.float64], tolerance: float) -> bool:
+    """Whether the mean lies so many standard errors above that no flips need to be drawn to know it."""
+    return bool(values.mean() - tolerance > FAR * values.std() / np.sqrt(values.size) > 0.0)
 
 
 def _lower(room: float) -> str:

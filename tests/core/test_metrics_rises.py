@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from memguard.metrics.rises import runs_rise_test, unpaired_rise_test
+from memguard.metrics.rises import distance_for_power, runs_rise_test, unpaired_rise_test
 
 
 def test_over_runs_the_error_joins_the_spread_of_canaries_and_of_runs():
@@ -90,6 +90,14 @@ def test_the_level_of_fresh_secrets_holds_for_skewed_exposures(level):
         ]
     )
     assert (p_values <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) / 2000)
+
+
+@pytest.mark.parametrize("freedom", [3.0, 19.0, 20.0, 43.0, 84.0, 500.0])
+@pytest.mark.parametrize("significance", [0.05, 0.01, 0.002, 0.0005])
+def test_the_distance_for_power_is_that_of_the_noncentral_t(freedom: float, significance: float) -> None:
+    critical = stats.t.isf(significance, freedom)
+    distance = distance_for_power(freedom, significance)
+    assert stats.nct.sf(critical, freedom, distance) == pytest.approx(0.95, abs=0.004)
 
 
 def test_the_detectable_rise_is_found_about_95_times_in_100():
