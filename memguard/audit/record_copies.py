@@ -15,7 +15,16 @@ from memguard.tracing.token_text import TokenText
 
 CONFIDENCE = 0.95
 MAX_TOKENS = 512  # of a record that are looked for
-BUCKETS: tuple[CopiesBucket, ...] = ("not found", "once", "once, near-duplicates besides", "2 to 10", "above 10")
+BUCKETS: tuple[CopiesBucket, ...] = (
+    "not found",
+    "near-duplicates alone",
+    "once",
+    "once, near-duplicates besides",
+    "once, near-duplicates not known",
+    "2 to 10",
+    "above 10",
+    "not known",
+)
 
 
 def with_copies(records: Records, members: Sequence[Record], index: CorpusIndex, tokenizer: Any) -> Records:
@@ -31,57 +40,99 @@ def with_copies(records: Records, members: Sequence[Record], index: CorpusIndex,
         InputError: the tokenizer has more entries than the index.
     """
     by_line = {record.line: record for record in members}
-    tracer = Tracer(index, TokenText(tokenizer), TraceSettings(near_verbatim=False))
-    texts = [_text(by_line[row.line], tokenizer) for row in records.members.rows]
-    found = count_copies(tracer, texts)
+    found = copies_of([by_line[row.line] for row in records.members.rows], index, tokenizer)
     rows = [
         row.model_copy(
             update={
                 "num_copies": one.num_occurrences,
                 "num_near_copies": one.num_near_documents,
-                "copies_capped": one.is_capped,
+                "copies_capped": one.is_capped or one.is_near_capped,
             }
         )
         for row, one in zip(records.members.rows, found, strict=True)
     ]
     members_set = records.members.model_copy(update={"rows": rows})
-    by_copies = _by_copies(rows, [_bucket(one) for one in found])
+    split = split_by_copies(found)
+    by_copies = [_copies_row(bucket, [rows[place] for place in places]) for bucket, places in split.items()]
     return records.model_copy(update={"members": members_set, "by_copies": by_copies})
 
 
-def _text(record: Record, tokenizer: Any) -> str:
-    text: str = tokenizer.decode(record.ids[:MAX_TOKENS], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def copies_of(records: Sequence[Record], index: CorpusIndex, tokenizer: Any) -> list[Copies]:
+    """Copies of each record in the corpus: of the span it names, else of its first 512 tokens.
+
+    Raises:
+        InputError: the tokenizer has more entries than the index.
+    """
+    tracer = Tracer(index, TokenText(tokenizer), TraceSettings(near_verbatim=False))
+    return count_copies(tracer, [_text(record, tokenizer, tracer.token_text.special_ids) for record in records])
+
+
+def split_by_copies(copies: Sequence[Copies]) -> dict[CopiesBucket, list[int]]:
+    """Places of the records that stand so often in the corpus, for any table over the same records.
+
+    Args:
+        copies: of each record, as counted.
+
+    Returns:
+        Bucket -> places, ascending; in the order of `BUCKETS`, empty ones left out.
+
+    Example:
+        >>> split_by_copies([Copies(1, 1, 0, False), Copies(12, 3, 0, True), Copies(1, 1, 0, False), Copies(3, 3, 0, True)])
+        {'once': [0, 2], 'above 10': [1], 'not known': [3]}
+    """
+    buckets = [_bucket(one) for one in copies]
+    split = {bucket: [place for place, one in enumerate(buckets) if one == bucket] for bucket in BUCKETS}
+    return {bucket: places for bucket, places in split.items() if places}
+
+
+def _text(record: Record, tokenizer: Any, special_ids: frozenset[int]) -> str:
+    """What is looked for. Special tokens at the ends were put there by the tokenizer; those inside are text, as in a chat."""
+    ids = list(record.ids[slice(*record.span)] if record.span is not None else record.ids)
+    while ids and ids[0] in special_ids:
+        del ids[0]
+    ids = ids[:MAX_TOKENS]
+    while ids and ids[-1] in special_ids:
+        del ids[-1]
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text.strip("\ufffd")
 
 
 def _bucket(copies: Copies) -> CopiesBucket:
+    if copies.num_occurrences > 10:
+        return "above 10"
+    if copies.is_capped:  # a lower end: a record that seems to stand once may stand a thousand times
+        return "not known"
+    if copies.num_occurrences >= 2:
+        return "2 to 10"
     if copies.num_occurrences == 0:
-        return "not found"
-    if copies.num_occurrences == 1:
-        return "once, near-duplicates besides" if copies.num_near_documents else "once"
-    return "2 to 10" if copies.num_occurrences <= 10 else "above 10"
+        return "near-duplicates alone" if copies.num_near_documents else "not found"
+    if copies.num_near_documents:
+        return "once, near-duplicates besides"
+    return "once, near-duplicates not known" if copies.is_near_capped else "once"
 
 
-def _by_copies(rows: Sequence[RecordRow], buckets: Sequence[CopiesBucket]) -> list[CopiesRow]:
-    found = []
-    for bucket in BUCKETS:
-        mine = [row for row, one in zip(rows, buckets, strict=True) if one == bucket]
-        if mine:
-            greedy = sum(row.is_greedy for row in mine)
-            interval = share_interval(greedy, len(mine), confidence=CONFIDENCE)
-            verdicts = [row.verdict or "" for row in mine]
-            found.append(
-                CopiesRow(
-                    copies=bucket,
-                    n=len(mine),
-                    num_greedy=greedy,
-                    greedy_share=greedy / len(mine),
-                    greedy_low=interval.low,
-                    greedy_high=interval.high,
-                    confidence=CONFIDENCE,
-                    mean_log_prob=sum(row.log_prob for row in mine) / len(mine),
-                    num_pa=sum(verdict.startswith("PA") for verdict in verdicts),
-                    num_common=sum(verdict.startswith("common") for verdict in verdicts),
-                )
-            )
-    return found
+def _copies_row(bucket: CopiesBucket, rows: Sequence[RecordRow]) -> CopiesRow:
+    n, greedy = len(rows), sum(row.is_greedy for row in rows)
+    interval = share_interval(greedy, n, confidence=CONFIDENCE)
+    verdicts = [row.verdict for row in rows if row.verdict is not None]
+    pa = sum(verdict.startswith("PA") for verdict in verdicts)
+    undecided = verdicts.count("undecided")
+    # Over all measured members and not over the extractable: a model that writes none of them shows none to be PA.
+    low = share_interval(pa, len(verdicts), confidence=CONFIDENCE).low if verdicts else None
+    high = share_interval(pa + undecided, len(verdicts), confidence=CONFIDENCE).high if verdicts else None
+    return CopiesRow(
+        copies=bucket,
+        n=n,
+        num_greedy=greedy,
+        greedy_share=greedy / n,
+        greedy_low=interval.low,
+        greedy_high=interval.high,
+        confidence=CONFIDENCE,
+        mean_log_prob=sum(row.log_prob for row in rows) / n,
+        num_pa=pa,
+        num_common=sum(verdict.startswith("common") for verdict in verdicts),
+        num_undecided=undecided,
+        pa_share=pa / len(verdicts) if verdicts else None,
+        pa_low=low,
+        pa_high=high,
+    )

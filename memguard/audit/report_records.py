@@ -65,7 +65,8 @@ class RecordRow(Document):
     low: float | None = Field(default=None, description="lower end of log_belief_ratio (Chernoff-KL on the prior); nats")
     high: float | None = Field(default=None, description="upper end (Markov on the prior), None: open; nats")
     num_copies: int | None = Field(
-        default=None, description="places of the indexed corpus that hold its first 512 tokens to the letter; None: no index"
+        default=None,
+        description="places of the indexed corpus that hold the span it names, else its first 512 tokens; None: no index",
     )
     num_near_copies: int | None = Field(
         default=None, description="other documents that hold it up to a tenth of its characters edited; None: no index"
@@ -73,7 +74,16 @@ class RecordRow(Document):
     copies_capped: bool = Field(default=False, description="there are more places than were looked at: counts are lower ends")
 
 
-CopiesBucket = Literal["not found", "once", "once, near-duplicates besides", "2 to 10", "above 10"]
+CopiesBucket = Literal[
+    "not found",
+    "near-duplicates alone",
+    "once",
+    "once, near-duplicates besides",
+    "once, near-duplicates not known",
+    "2 to 10",
+    "above 10",
+    "not known",
+]
 
 
 class CopiesRow(Document):
@@ -89,6 +99,12 @@ class CopiesRow(Document):
     mean_log_prob: float = Field(description="mean of their summed log-probabilities; nats")
     num_pa: int = Field(description="members that are PA; 0 also where that was not measured")
     num_common: int = Field(description="members that are common; 0 also where that was not measured")
+    num_undecided: int = Field(default=0, description="members whose verdict rests on too few prefixes")
+    pa_share: float | None = Field(
+        default=None, description="share of the members with a verdict that are PA, 0..1; None: not measured"
+    )
+    pa_low: float | None = Field(default=None, description="lower end of its interval (Clopper-Pearson), none undecided is PA")
+    pa_high: float | None = Field(default=None, description="upper end, every undecided one counted as PA")
 
 
 class PromptRow(Document):

@@ -274,9 +274,9 @@ DEFINITIONS = [
     Definition(
         "Copies of a record",
         "places",
-        "How often the first 512 tokens of a record stand in the indexed training corpus, to the letter, wherever tokens cut "
-        "them; near-duplicates are other documents within a tenth of its characters, spelling aside. Its own place counts as "
-        "one: 'once' is counted, never assumed.",
+        "How often a record, the span that it names or else its first 512 tokens, stands in the indexed training corpus, to "
+        "the letter, wherever tokens cut them; near-duplicates are other documents within a tenth of its characters, spelling "
+        "aside. Its own place counts as one: 'once' is counted, never assumed.",
     ),
     Definition(
         "Propensity: spans",

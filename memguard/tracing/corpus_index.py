@@ -207,9 +207,14 @@ class CorpusIndex:
             number += np.unique(np.concatenate(parts)).size if parts else 0
         return number
 
+    def documents_of(self, shard: int, positions: Ints) -> Ints:
+        """The numbers of the documents that token positions of a shard lie in."""
+        found: Ints = self.shards[shard].documents_of(positions) + self._first_documents[shard]
+        return found
+
     def document_of(self, shard: int, position: int) -> int:
         """The number of the document that a token position of a shard lies in."""
-        return int(self.shards[shard].documents_of(np.array([position]))[0] + self._first_documents[shard])
+        return int(self.documents_of(shard, np.array([position]))[0])
 
     def bounds(self, document: int) -> tuple[int, int, int]:
         """Shard of a document and its token positions [start, end) there."""

@@ -6,15 +6,14 @@ its end. The parts in between are looked up as they grow; the tokens at both end
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.tracing.corpus_index import CorpusIndex
+from memguard.tracing.pieces import Pieces
 from memguard.tracing.spans import Rows
 from memguard.tracing.token_text import TokenText
 
@@ -42,23 +41,10 @@ class _Part:
 
 
 class ShortTextFinder:
-    """The vocabulary of an index, sorted by beginnings and by ends when the first text is looked for."""
+    """Looks for texts in one index, with the pieces of its vocabulary."""
 
     def __init__(self, index: CorpusIndex, token_text: TokenText) -> None:
-        self._index, self._token_text = index, token_text
-
-    @cached_property
-    def _by_begin(self) -> list[tuple[bytes, int]]:
-        occurs = np.isfinite(self._index.log_unigrams())
-        return sorted((piece, id_) for id_, piece in enumerate(self._token_text.pieces) if piece and occurs[id_])
-
-    @cached_property
-    def _by_end(self) -> list[tuple[bytes, int]]:
-        return sorted((piece[::-1], id_) for piece, id_ in self._by_begin)
-
-    @cached_property
-    def _longest(self) -> int:
-        return max((len(piece) for piece, _ in self._by_begin), default=0)
+        self._index, self._pieces = index, Pieces(index, token_text)
 
     def find(self, raw: bytes) -> ShortMatch:
         """The first document found that holds the bytes.
@@ -78,14 +64,14 @@ class ShortTextFinder:
 
     def _inside_one(self, raw: bytes) -> int | None:
         """In a document that has a token which holds all of the text."""
-        if len(raw) > self._longest:
+        if len(raw) > self._pieces.longest:
             return None
-        return self._first_document([(id_,) for piece, id_ in self._by_begin if raw in piece])
+        return self._first_document([(id_,) for piece, id_ in self._pieces.by_begin if raw in piece])
 
     def _across_two(self, raw: bytes, budget: _Budget) -> int | None:
         """In a document that has a token which ends with the text's beginning, and next one that begins with its end."""
         for cut in range(1, len(raw)):
-            first, second = self._ending(raw[:cut]), self._beginning(raw[cut:])
+            first, second = self._pieces.ending(raw[:cut]), self._pieces.beginning(raw[cut:])
             if len(first) * len(second) > MAX_PATTERNS:
                 budget.is_spent = True
                 continue
@@ -96,7 +82,7 @@ class ShortTextFinder:
 
     def _over_more(self, raw: bytes, budget: _Budget) -> int | None:
         """In a document that has whole tokens of the text, and at both ends what is left of it."""
-        begins = range(min(len(raw), self._longest))
+        begins = range(min(len(raw), self._pieces.longest))
         parts = [_Part(start, start, ()) for start in begins]
         while parts:
             grown = [part for part in self._grown(parts, raw) if part.end - part.start]
@@ -109,7 +95,7 @@ class ShortTextFinder:
             alive = np.flatnonzero(rows.counts)
             for place in alive.tolist():
                 part = grown[place]
-                if len(raw) - part.end <= self._longest:
+                if len(raw) - part.end <= self._pieces.longest:
                     found = self._between(part, raw, rows, place, budget)
                     if found is not None:
                         return found
@@ -118,14 +104,14 @@ class ShortTextFinder:
 
     def _grown(self, parts: Sequence[_Part], raw: bytes) -> Iterator[_Part]:
         for part in parts:
-            for end in range(part.end + 1, min(len(raw), part.end + self._longest) + 1):
-                for id_ in self._equal(raw[part.end : end]):
+            for end in range(part.end + 1, min(len(raw), part.end + self._pieces.longest) + 1):
+                for id_ in self._pieces.equal(raw[part.end : end]):
                     yield _Part(part.start, end, (*part.ids, id_))
 
     def _between(self, part: _Part, raw: bytes, rows: Rows, place: int, budget: _Budget) -> int | None:
         """The document of a row whose neighbours hold the rest of the text."""
-        before = self._ending(raw[: part.start]) if part.start else None
-        after = self._beginning(raw[part.end :]) if part.end < len(raw) else None
+        before = self._pieces.ending(raw[: part.start]) if part.start else None
+        after = self._pieces.beginning(raw[part.end :]) if part.end < len(raw) else None
         if (before is not None and not before) or (after is not None and not after):
             return None
         for number, shard in enumerate(self._index.shards):
@@ -153,20 +139,6 @@ class ShortTextFinder:
             return None
         return self._index.occurrences(rows, [int(places[0])], limit=1)[0][0].document
 
-    def _equal(self, raw: bytes) -> list[int]:
-        low = bisect_left(self._by_begin, (raw, -1))
-        found = []
-        while low < len(self._by_begin) and self._by_begin[low][0] == raw:
-            found.append(self._by_begin[low][1])
-            low += 1
-        return found
-
-    def _beginning(self, raw: bytes) -> list[int]:
-        return _in_range(self._by_begin, raw, self._longest)
-
-    def _ending(self, raw: bytes) -> list[int]:
-        return _in_range(self._by_end, raw[::-1], self._longest)
-
 
 class _Budget:
     """Rows that may still be looked at."""
@@ -179,10 +151,3 @@ class _Budget:
         self._rows -= given
         self.is_spent |= given < wanted
         return given
-
-
-def _in_range(pieces: list[tuple[bytes, int]], start: bytes, longest: int) -> list[int]:
-    """Ids of the pieces that begin with `start`."""
-    low = bisect_left(pieces, (start, -1))
-    high = bisect_left(pieces, (start + b"\xff" * (longest + 1), -1))
-    return [id_ for _, id_ in pieces[low:high]]

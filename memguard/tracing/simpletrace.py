@@ -167,7 +167,7 @@ class Tracer:
                 f"the tokenizer has {len(token_text.pieces)} entries, the index {index.manifest.vocabulary_size}: "
                 "give the tokenizer the index was built with."
             )
-        self.index, self._token_text, self.settings = index, token_text, settings
+        self.index, self.token_text, self.settings = index, token_text, settings
         self.reader = DocumentReader(index, token_text)
         self._short = ShortTextFinder(index, token_text)
 
@@ -201,7 +201,7 @@ class Tracer:
         if one.text is not None:
             stripped = bool(one.prompt) and one.text.startswith(one.prompt)
             text = one.text[len(one.prompt) :] if stripped else one.text
-            ids, raw = self._token_text.encode(text), text.encode(errors="replace")
+            ids, raw = self.token_text.encode(text), text.encode(errors="replace")
         else:
             assert one.ids is not None
             ids, raw, prompt = [int(id_) for id_ in one.ids], None, [int(id_) for id_ in one.prompt_ids]
@@ -211,7 +211,7 @@ class Tracer:
         return self._plain(ids, raw), (("prompt_stripped",) if stripped else ())
 
     def _check(self, ids: Sequence[int], where: str) -> None:
-        size = len(self._token_text.pieces)
+        size = len(self.token_text.pieces)
         wrong = next((id_ for id_ in ids if not 0 <= id_ < size), None)
         if wrong is not None:
             what = "the separator of the index" if wrong == self.index.manifest.separator else f"outside 0..{size - 1}"
@@ -219,14 +219,14 @@ class Tracer:
 
     def _plain(self, ids: list[int], raw: bytes | None) -> PlainGeneration:
         array = np.asarray(ids, dtype=np.int64)
-        whole, offsets = self._token_text.bytes_of(ids), self._token_text.offsets(array)
+        whole, offsets = self.token_text.bytes_of(ids), self.token_text.offsets(array)
         # What the tokenizer does not keep of a text is not in the corpus either.
         kept = raw if raw is not None and whole.endswith(raw) else trimmed(whole)
         lead = whole.find(kept) if raw is None or not whole.endswith(raw) else len(whole) - len(kept)
         return PlainGeneration(array, kept, np.clip(offsets - lead, 0, len(kept)))
 
     def _without_special(self, ids: list[int]) -> list[int]:
-        special = self._token_text.special_ids
+        special = self.token_text.special_ids
         start, end = 0, len(ids)
         while start < end and ids[start] in special:
             start += 1
@@ -275,7 +275,7 @@ class Tracer:
             if found.tier in UNMATCHED and is_respelt(one.text)
         ]
         wanted = [normalise(batch[number].text).strip() for number in again]
-        plain = [self._plain(self._token_text.encode(text), text.encode()) for text in wanted]
+        plain = [self._plain(self.token_text.encode(text), text.encode()) for text in wanted]
         if not any(one.ids.size for one in plain):
             return traces
         table = self.index.spans([one.ids for one in plain], min_tokens=1)

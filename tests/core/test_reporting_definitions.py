@@ -63,7 +63,7 @@ TERMS: dict[type[BaseModel], dict[str, str]] = {
     | {"log_prob_near": "Near-verbatim", "verdict": "Prior-Aware verdict", "log_belief_ratio": "log belief ratio"}
     | dict.fromkeys(("num_copies", "num_near_copies", "copies_capped"), "Copies of a record"),
     CopiesRow: {"copies": "Copies of a record", "mean_log_prob": "log-probability", "num_pa": "Prior-Aware verdict"}
-    | {"num_common": "Prior-Aware verdict"}
+    | dict.fromkeys(("num_common", "num_undecided", "pa_share", "pa_low", "pa_high"), "Prior-Aware verdict")
     | dict.fromkeys(("num_greedy", "greedy_share", "greedy_low", "greedy_high"), "Greedy share"),
     RecordSet: dict.fromkeys(("num_greedy", "greedy_share", "greedy_low", "greedy_high"), "Greedy share")
     | {"num_near": "Near-verbatim"},
