@@ -32,6 +32,8 @@ def write_text_atomic(path: Path | str, text: str, *, mode: int = 0o644) -> None
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/stdout, or of a link to it
+            raise OSError(errno.EINVAL, "it is a pipe or a device, and no file")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

@@ -230,6 +230,17 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 # -- writing
 
 
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_or_a_link_to_one_is_never_replaced_by_a_file(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    with pytest.raises(InputError, match=f"{name}' cannot be written: it is a pipe or a device, and no file"):
+        write_text_atomic(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
 def test_folders_are_made_and_nothing_else_is_left_beside_the_file(tmp_path: Path) -> None:
     write_text_atomic(tmp_path / "a" / "b" / "c.txt", "één 🙂\n")
     assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == "één 🙂\n".encode()
