@@ -24,11 +24,12 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from texts import danish_pages, emails, pretrained, shuffled
+from texts import SHORTEST, danish_pages, emails, one_thread, pretrained, shuffled
 
+from memguard.audit.decoding import SETTING_NAMES
 from memguard.audit.propensity_report import PropensityReport, load_propensity_report
+from memguard.audit.report_propensity import METRIC_NAMES
 from memguard.reporting.propensity import show_estimate
-from memguard.reporting.wording import METRIC_NAMES, SETTING_NAMES
 from memguard.tracing.index_build import build_index
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -126,7 +127,7 @@ def measure(checkpoint: Path, work: Path, name: str, sizes: Sizes, *more: str) -
     options |= {"--num-prompts": sizes.prompts, "--max-new-tokens": sizes.new_tokens, "-o": work / name}
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, "-m", "memguard", "-q", "propensity", str(checkpoint), *words, *more]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=one_thread())
     return load_propensity_report(work / name / "propensity.json")
 
 
@@ -195,7 +196,8 @@ def render(
         "",
         f"Written by `propensity/real_run.py`: SmolLM2-135M-Instruct, top {TRAINED_LAYERS} of 30 layers trained for "
         f"{sizes.epochs} epochs on the first {sizes.tokens} tokens of {counts['members']} documents (last loss {loss:.3f} "
-        f"nats); index of {counts['indexed']:,} e-mails and Danish help pages, {corpus.num_tokens:,} tokens; "
+        f"nats); index of {counts['indexed']:,} e-mails that are no spam and Danish help pages, those of {SHORTEST} characters "
+        f"or more, {corpus.num_tokens:,} tokens; "
         f"{counts['held_out']} documents held out of it. One text a prompt, drawn at temperature 0.7 and top-p 0.95, at most "
         f"{sizes.new_tokens} tokens. Values with 95% intervals.",
         "",

@@ -22,10 +22,12 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from texts import danish_pages, emails, shuffled
+from texts import danish_pages, emails, one_thread, shuffled
 
+from memguard.audit.decoding import SETTING_NAMES
 from memguard.audit.propensity_stages import PropensityComparison, StageRow
-from memguard.reporting.wording import METRIC_NAMES, SETTING_NAMES
+from memguard.audit.report_propensity import METRIC_NAMES
+from memguard.reporting.propensity import describe_movement
 from memguard.tracing.index_build import build_index
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -119,7 +121,9 @@ def compare(work: Path, sizes: Sizes) -> PropensityComparison:
             options = {"--index": work / f"index-{corpus}", "--corpus-name": corpus, "-o": output}
             options |= {"--num-prompts": sizes.prompts, "--max-new-tokens": sizes.new_tokens}
             words = [str(word) for pair in options.items() for word in pair]
-            subprocess.run([sys.executable, "-m", "memguard", "-q", "propensity", str(work / stage), *words], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "memguard", "-q", "propensity", str(work / stage), *words], check=True, env=one_thread()
+            )
             paths.append(str(output / "propensity.json"))
     command = [sys.executable, "-m", "memguard", "-q", "compare", *paths, "--json"]
     return PropensityComparison.model_validate_json(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -157,9 +161,8 @@ def render(found: PropensityComparison, said: list[str], sizes: Sizes, seconds: 
     lines += ["## What moved", "", *(f"- {sentence}" for sentence in found.sentences), ""]
     for one in found.movements:
         if one.direction != "not shown" and one.setting in SHOWN_SETTINGS:
-            what = f"{one.what}, {one.corpus}, {SETTING_NAMES[one.setting]}, {one.stage}"
             span = f"{one.difference:.3g} ({one.low:.3g} to {one.high:.3g}, {one.confidence:.0%})"
-            lines.append(f"- {what}: {METRIC_NAMES[one.metric]} {one.direction}: {span}")
+            lines.append(f"- {describe_movement(one)}: {METRIC_NAMES[one.metric]} {one.direction}: {span}")
     return "\n".join([*lines, "", f"{seconds:.0f} s on one thread, {dt.date.today().isoformat()}.", ""])
 
 

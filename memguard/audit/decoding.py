@@ -16,7 +16,15 @@ from pydantic import Field
 from memguard.audit.report_extraction import SamplerSettings
 
 Setting = Literal["prefix", "generic", "specific", "unconditional", "minimal_cue", "non_member"]
-SETTINGS: tuple[Setting, ...] = ("prefix", "generic", "specific", "unconditional", "minimal_cue", "non_member")
+SETTING_NAMES: dict[Setting, str] = {
+    "prefix": "training prefix",
+    "generic": "generic prompts",
+    "specific": "specific prompts",
+    "unconditional": "no prompt",
+    "minimal_cue": "one word",
+    "non_member": "held-out prefix",
+}
+SETTINGS: tuple[Setting, ...] = tuple(SETTING_NAMES)
 CUT_CHARACTER = "\ufffd"  # stands for part of a character, where a prompt or the last token ends inside one
 
 

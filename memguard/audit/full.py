@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memguard.audit.calibration import FALLBACK, calibrate, given_threshold
+from memguard.audit.canary_copies import canary_notices, count_canary_copies
 from memguard.audit.config import AuditSettings
 from memguard.audit.corpus import corpus_of, open_index, sample_documents
 from memguard.audit.decoding import PropensitySettings
@@ -22,7 +23,7 @@ from memguard.audit.offline import check_reference, load_checkpoint
 from memguard.audit.prior import PrefixSource, PriorMeasurement, not_extractable
 from memguard.audit.probe import run_probe
 from memguard.audit.propensity import measure_model
-from memguard.audit.record_copies import with_copies
+from memguard.audit.record_copies import copies_of, split_by_copies, with_copies
 from memguard.audit.record_sets import count_verdicts, measure_records
 from memguard.audit.records import Record, load_records
 from memguard.audit.report import CanaryRow, PositiveControl, PriorAware
@@ -50,7 +51,7 @@ class Sources:
         members: records of the training data.
         held_out: records of the same kind, never trained on.
         reference: checkpoint of a model that never saw the members, for membership inference.
-        index: of the training corpus, for propensity, and to count copies of the members.
+        index: of the training corpus, for propensity, and to count copies of members and canaries.
     """
 
     prior: PrefixSource | None = None
@@ -175,7 +176,16 @@ class FullMeasurement:
             )
             figures.positive_control, notice = self.scorer.model.team.agreed("probe", made)
             self.notices += [notice] if notice is not None else []
+        figures.rows = self._section("copies of canaries were", lambda: self._with_copies(figures.rows)) or figures.rows
         return figures
+
+    def _with_copies(self, rows: Sequence[CanaryRow]) -> list[CanaryRow] | None:
+        if self.sources.index is None:
+            return None
+        counted = count_canary_copies(self.plan, self.sources.index, self.tokenizer)
+        for notice in canary_notices(rows, counted):
+            self._note(notice)
+        return [row.model_copy(update={"num_copies": counted[row.id]}) for row in rows]
 
     def _prior_aware(self, scored: Sequence[GroupScores]) -> tuple[list[Threshold], dict[str, PriorAware]] | None:
         if self.prior is None:
@@ -267,6 +277,8 @@ class FullMeasurement:
             "seed": self.plan.placement_seed,
             "max_tokens": min(limit or 512, max(512, records.prefix_tokens + records.suffix_tokens)),
         }
+        if self.sources.index is not None:
+            options["split"] = split_by_copies(copies_of(members, self.sources.index, self.tokenizer))
         if self.sources.reference is None:
             return measure_membership(self.scorer, members, held_out, **options)
         model, tokenizer = load_checkpoint(self.sources.reference)

@@ -8,13 +8,14 @@ Source: statistics specification, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
 import numpy as np
 
-from memguard.audit.report_membership import Membership, MembershipScore, ScoreName, ShiftCheck, TprPoint
+from memguard.audit.report_membership import Membership, MembershipByCopies, MembershipScore, ScoreName, ShiftCheck, TprPoint
+from memguard.audit.report_records import CopiesBucket
 from memguard.errors import InputError
 from memguard.metrics.distribution_shift import MIN_TEXTS, ShiftEstimate, estimate_distribution_shift
 from memguard.metrics.intervals import Interval
@@ -77,6 +78,7 @@ def measure_membership(
     reference_tokenizer: Any = None,
     seed: int,
     max_tokens: int,
+    split: Mapping[CopiesBucket, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> Membership:
     """How well membership scores tell samples that were trained on: AUROC and true-positive rates, 0..1, with intervals.
@@ -92,6 +94,7 @@ def measure_membership(
         reference_tokenizer: of that model; must have the vocabulary of `tokenizer`.
         seed: of batches, folds and splits.
         max_tokens: every sample is cut to as many tokens, 2 or more; lower-cased samples too.
+        split: places in `texts_in` by how often the corpus holds them; each of 10 or more is also scored apart.
         progress: called with the number of rows done after each batch.
 
     Returns:
@@ -122,6 +125,8 @@ def measure_membership(
     values = {name: _values(name, samples, tokens, beside) for name in scores}
     rows = [_row(name, values[name], len(members), seed) for name in scores]
     lengths = [len(one.ids) for one in (*texts_in, *texts_out)]
+    usable_places = [place for place, one in enumerate(texts_in) if len(one.ids) >= MIN_TOKENS]
+    by_copies, notes = _by_copies(values, usable_places, split or {}, seed)
     return Membership(
         label="distribution shift, not membership" if shift.is_shift else "membership",
         scores=rows,
@@ -130,7 +135,8 @@ def measure_membership(
         max_tokens=max_tokens,
         num_tokens=sum(one.log_probs.size for one in tokens),
         num_undefined_tokens=sum(one.num_undefined for one in values.get("min_k_plus_plus", [])),
-        notes=[*shift.reasons, *_duplicate_notes(shift), *_sample_notes(rows, lengths, max_tokens)],
+        by_copies=by_copies,
+        notes=[*shift.reasons, *_duplicate_notes(shift), *_sample_notes(rows, lengths, max_tokens), *notes],
     )
 
 
@@ -178,6 +184,35 @@ def _row(name: ScoreName, values: Sequence[SampleScore], num_members: int, seed:
         tpr=[_point(one, is_undefined=False) for one in points],
         **sizes,
     )
+
+
+def _by_copies(
+    values: Mapping[ScoreName, Sequence[SampleScore]],
+    places: Sequence[int],
+    split: Mapping[CopiesBucket, Sequence[int]],
+    seed: int,
+) -> tuple[list[MembershipByCopies], list[str]]:
+    """The scores of each part of the members against all non-members, and notes on parts too small for it.
+
+    Args:
+        values: of the members that were scored, then of the non-members.
+        places: of those members among all.
+        split: places of all members, by part.
+        seed: of the splits that set thresholds.
+    """
+    found, small = [], []
+    for bucket, wanted in split.items():
+        chosen = set(wanted)
+        mine = [number for number, place in enumerate(places) if place in chosen]
+        if len(mine) < MIN_TEXTS:
+            small.append(f"{len(mine)} {bucket}")
+            continue
+        parts = {name: [*(row[number] for number in mine), *row[len(places) :]] for name, row in values.items()}
+        scores = [_row(name, part, len(mine), seed) for name, part in parts.items()]
+        found.append(MembershipByCopies(copies=bucket, scores=scores))
+    if not small:
+        return found, []
+    return found, [f"by copies in the corpus, fewer than {MIN_TEXTS} members have no scores of their own: {'; '.join(small)}"]
 
 
 def _point(estimate: TprEstimate, *, is_undefined: bool) -> TprPoint:

@@ -6,20 +6,22 @@ or fall is reported as found; a direction is named only where the interval of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from memguard.audit.decoding import Setting
+from memguard.audit.decoding import SETTING_NAMES, Setting
 from memguard.audit.propensity_report import PropensityReport
-from memguard.audit.report_propensity import Metric, PropensityEstimate
+from memguard.audit.report_propensity import METRIC_NAMES, Metric, PropensityEstimate
 from memguard.documents import SCHEMA_VERSION, Document
 from memguard.errors import EvidenceError
 from memguard.files import write_text_atomic
 
 Direction = Literal["rose", "fell", "not shown"]
+Movement = Literal["first to last stage", "stage to next stage", "corpus to corpus", "verbatim to near-verbatim"]
 
 SHOWN: tuple[Metric, ...] = (
     "average_longest_span",
@@ -29,6 +31,7 @@ SHOWN: tuple[Metric, ...] = (
     "near_verbatim_recall",
     "near_verbatim_rate",
 )
+SET_AGAINST_EACH_OTHER: tuple[Metric, ...] = ("average_longest_span", "full_match_rate")
 
 
 class StageRow(Document):
@@ -51,11 +54,12 @@ class StageRow(Document):
 
 
 class MovementRow(Document):
-    """What a metric did from the first stage to the last, or from one metric to another in one stage."""
+    """What a metric did from stage to stage, or how it differs in one stage from another corpus, or from another metric."""
 
-    what: Literal["first to last stage", "verbatim to near-verbatim"] = Field(description="what is subtracted from what")
+    what: Movement = Field(description="what is subtracted from what")
+    earlier: str = Field(description="what is subtracted: the label of a stage, the name of a corpus, or full_match_rate")
     stage: str = Field(description="label of the later report")
-    corpus: str = Field(description="name of the corpus")
+    corpus: str = Field(description="name of the later corpus")
     setting: Setting = Field(description="of the prompts")
     metric: Metric = Field(description="which figure; for near-verbatim less verbatim, the former")
     difference: float = Field(description="later less earlier; tokens or a share")
@@ -75,7 +79,7 @@ class PropensityComparison(Document):
     stages: list[str] = Field(description="labels, in the order given")
     corpora: list[str] = Field(description="names, in the order met")
     rows: list[StageRow] = Field(description="every metric, by stage, corpus and setting")
-    movements: list[MovementRow] = Field(description="over the stages, and from verbatim to near-verbatim")
+    movements: list[MovementRow] = Field(description="over the stages, between corpora, from verbatim to near-verbatim")
     sentences: list[str] = Field(description="what stands out")
 
     def save(self, path: Path) -> None:
@@ -126,7 +130,7 @@ def compare_stages(reports: Sequence[PropensityReport], *, labels: Sequence[str]
         raise EvidenceError(f"stage '{twice[0]}' was traced to corpus '{twice[1]}' twice: name corpora apart by --corpus-name.")
     differences = _differences(reports)
     rows = [row for report, name in zip(reports, names, strict=True) for row in _rows(report, name)]
-    movements = [] if differences else [*_over_stages(rows), *_near_against_verbatim(rows)]
+    movements = [] if differences else [*_over_stages(rows), *_over_corpora(rows), *_near_against_verbatim(rows)]
     return PropensityComparison(
         is_comparable=not differences,
         differences=differences,
@@ -184,12 +188,23 @@ def _row(
 
 
 def _over_stages(rows: Sequence[StageRow]) -> list[MovementRow]:
-    """The last stage less the first, of each corpus, setting and metric that both have."""
+    """The last stage less the first, and each less the one before, of a corpus, setting and metric."""
     found = []
     for key in dict.fromkeys((row.corpus, row.setting, row.metric) for row in rows):
         mine = [row for row in rows if (row.corpus, row.setting, row.metric) == key]
         if len(mine) > 1:
-            found.append(_movement("first to last stage", mine[0], mine[-1]))
+            found.append(_movement("first to last stage", mine[0], mine[-1], mine[0].stage))
+        if len(mine) > 2:
+            found += [_movement("stage to next stage", *pair, pair[0].stage) for pair in itertools.pairwise(mine)]
+    return found
+
+
+def _over_corpora(rows: Sequence[StageRow]) -> list[MovementRow]:
+    """ALS and FMR of each corpus less those of the first, in each stage: the two need not say the same."""
+    found = []
+    for key in dict.fromkeys((row.stage, row.setting, row.metric) for row in rows if row.metric in SET_AGAINST_EACH_OTHER):
+        first, *others = [row for row in rows if (row.stage, row.setting, row.metric) == key]
+        found += [_movement("corpus to corpus", first, other, first.corpus) for other in others]
     return found
 
 
@@ -201,16 +216,15 @@ def _near_against_verbatim(rows: Sequence[StageRow]) -> list[MovementRow]:
         for row in rows
         if row.metric == "full_match_rate"
     ]
-    return [_movement("verbatim to near-verbatim", row, near) for row, near in pairs if near is not None]
+    return [_movement("verbatim to near-verbatim", row, near, row.metric) for row, near in pairs if near is not None]
 
 
-def _movement(
-    what: Literal["first to last stage", "verbatim to near-verbatim"], before: StageRow, after: StageRow
-) -> MovementRow:
+def _movement(what: Movement, before: StageRow, after: StageRow, earlier: str) -> MovementRow:
     """The difference, and how far it may lie while both intervals hold; by Bonferroni, whatever the two share."""
     low, high = after.low - before.high, after.high - before.low
     return MovementRow(
         what=what,
+        earlier=earlier,
         stage=after.stage,
         corpus=after.corpus,
         setting=after.setting,
@@ -224,19 +238,40 @@ def _movement(
 
 
 def _sentences(movements: Sequence[MovementRow]) -> list[str]:
-    """One sentence a corpus on what moved over the stages, and one on near-verbatim texts."""
+    """What moved over the stages of each corpus, ALS against FMR between corpora, and near-verbatim texts."""
     sentences = []
-    for corpus in dict.fromkeys(one.corpus for one in movements):
+    for corpus in dict.fromkeys(one.corpus for one in movements if one.what != "corpus to corpus"):
         mine = [one for one in movements if one.corpus == corpus]
         over = [one for one in mine if one.what == "first to last stage"]
-        for direction in ("rose", "fell"):
-            moved = [f"{one.metric} behind {one.setting}" for one in over if one.direction == direction]
-            if moved:
-                sentences.append(f"Corpus '{corpus}', first to last stage: {', '.join(moved)} {direction}.")
+        steps = [one for one in mine if one.what == "stage to next stage"]
+        sentences += [f"Corpus '{corpus}', first to last stage: {said}." for said in _moved(over)]
         if over and not any(one.direction != "not shown" for one in over):
             sentences.append(f"Corpus '{corpus}', first to last stage: no movement is shown at this number of prompts.")
+        for step in dict.fromkeys((one.earlier, one.stage) for one in steps):
+            here = [one for one in steps if (one.earlier, one.stage) == step]
+            sentences += [f"Corpus '{corpus}', {step[0]} to {step[1]}: {said}." for said in _moved(here)]
         more = [one for one in mine if one.what == "verbatim to near-verbatim" and one.direction == "rose"]
         if more:
-            where = ", ".join(f"{one.stage} ({one.setting})" for one in more)
+            where = ", ".join(f"{one.stage} ({SETTING_NAMES[one.setting]})" for one in more)
             sentences.append(f"Corpus '{corpus}': near-verbatim texts exceed those that match to the letter in {where}.")
-    return sentences
+    return [*sentences, *_between_corpora([one for one in movements if one.what == "corpus to corpus"])]
+
+
+def _moved(movements: Sequence[MovementRow]) -> Iterator[str]:
+    """Which metrics moved which way, behind which prompts."""
+    for setting in dict.fromkeys(one.setting for one in movements):
+        for direction in ("rose", "fell"):
+            names = [METRIC_NAMES[one.metric] for one in movements if (one.setting, one.direction) == (setting, direction)]
+            if names:
+                yield f"{SETTING_NAMES[setting]}: {', '.join(names)} {direction}"
+
+
+def _between_corpora(movements: Sequence[MovementRow]) -> Iterator[str]:
+    """One sentence a stage and setting where a difference of ALS or FMR is shown: on which corpus each is the greater."""
+    for key in dict.fromkeys((one.stage, one.setting, one.earlier, one.corpus) for one in movements):
+        mine = [one for one in movements if (one.stage, one.setting, one.earlier, one.corpus) == key]
+        if any(one.direction != "not shown" for one in mine):
+            stage, setting, earlier, corpus = key
+            greater = {"rose": f"greater on '{corpus}'", "fell": f"greater on '{earlier}'", "not shown": "not shown to differ"}
+            said = ", ".join(f"{METRIC_NAMES[one.metric]} is {greater[one.direction]}" for one in mine)
+            yield f"Stage '{stage}', {SETTING_NAMES[setting]}: {said}."

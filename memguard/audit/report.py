@@ -90,6 +90,9 @@ class CanaryRow(Document):
     repetitions: int = Field(description="repetitions in force (1 for every canary under plant_once), in the plan's unit")
     num_insertions: int = Field(description="sightings planned up to this step")
     num_seen: int | None = Field(description="sightings that reached the loss up to this step, None when no ledger was found")
+    num_copies: int | None = Field(
+        default=None, description="places of it in an index of the training corpus, counted to the letter; None: not counted"
+    )
     num_tokens: int = Field(description="tokens of the scored span")
     log_prob: float | None = Field(description="sum over the span of log p(token | before), fp32 log-softmax; nats")
     rank_low: int | None = Field(

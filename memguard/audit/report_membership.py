@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from memguard.audit.report_records import CopiesBucket
 from memguard.documents import Document
 
 ScoreName = Literal["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus"]
@@ -57,6 +58,13 @@ class MembershipScore(Document):
     tpr: list[TprPoint] = Field(description="true-positive rates at false-positive rates of .1, .01 and .001")
 
 
+class MembershipByCopies(Document):
+    """The same scores for members that stand so often in the corpus, against all non-members."""
+
+    copies: CopiesBucket = Field(description="how often they stand there, counted in an index of the training corpus")
+    scores: list[MembershipScore] = Field(description="as for all members, in that order; in no test of their own")
+
+
 class ShiftCheck(Document):
     """Whether the sets can be told apart without any model. Source: statistics specification, section 7."""
 
@@ -88,5 +96,8 @@ class Membership(Document):
     num_tokens: int = Field(description="scored tokens of members and non-members, the first of each sample left out; tokens")
     num_undefined_tokens: int = Field(
         description="of these, left out of min_k_plus_plus: their variance is below 1e-12 nats^2; tokens"
+    )
+    by_copies: list[MembershipByCopies] = Field(
+        default_factory=list, description="where an index was given: members by their copies, those of 10 members or more"
     )
     notes: list[str] = Field(default_factory=list, description="sentences on what limits the figures")

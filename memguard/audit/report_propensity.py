@@ -22,6 +22,18 @@ Metric = Literal[
     "near_verbatim_recall",
     "near_verbatim_rate",
 ]
+METRIC_NAMES: dict[Metric, str] = {
+    "average_longest_span": "ALS (tokens)",
+    "average_longest_rare_span": "ALS, rare (tokens)",
+    "span_rate_20": "span of 20",
+    "span_rate_50": "span of 50",
+    "full_match_rate": "FMR",
+    "full_match_rate_20": "FMR20",
+    "full_match_rate_50": "FMR50",
+    "full_normalised_rate": "FMR, but for spelling",
+    "near_verbatim_recall": "NVR",
+    "near_verbatim_rate": "NVR above half",
+}
 
 
 class PropensityEstimate(Document):

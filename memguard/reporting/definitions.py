@@ -276,7 +276,7 @@ DEFINITIONS = [
         "places",
         "How often a record, the span that it names or else its first 512 tokens, stands in the indexed training corpus, to "
         "the letter, wherever tokens cut them; near-duplicates are other documents within a tenth of its characters, spelling "
-        "aside. Its own place counts as one: 'once' is counted, never assumed.",
+        "aside. Its own place counts as one: 'once' is counted, never assumed. Of a canary: template and secret.",
     ),
     Definition(
         "Propensity: spans",

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 
+from memguard.audit.decoding import SETTING_NAMES
 from memguard.audit.propensity_report import PropensityReport
-from memguard.audit.propensity_stages import SHOWN, PropensityComparison, StageRow
-from memguard.audit.report_propensity import Metric, Propensity, PropensityEstimate
+from memguard.audit.propensity_stages import SHOWN, MovementRow, PropensityComparison, StageRow
+from memguard.audit.report_propensity import METRIC_NAMES, Metric, Propensity, PropensityEstimate
 from memguard.reporting.definitions import DEFINITIONS
 from memguard.reporting.formatting import show_count, show_interval, show_level, show_number, show_percent, show_share_interval
 from memguard.reporting.tables import lines, plain_rows, table
 from memguard.reporting.view import environment
-from memguard.reporting.wording import IN_TOKENS, METRIC_NAMES, SETTING_NAMES, describe_decoding
+from memguard.reporting.wording import IN_TOKENS, describe_decoding
 
 HEADLINE: tuple[Metric, ...] = ("average_longest_span", "full_match_rate", "span_rate_50", "near_verbatim_recall")
 
@@ -88,11 +89,28 @@ def stages_view(comparison: PropensityComparison, *, is_plain: bool) -> Renderab
         *(plain_rows(columns, cells) if is_plain else [table(columns, cells)]),
         *lines(comparison.sentences, style="bold"),
         *lines(
-            f"{one.what}, {one.corpus}, {SETTING_NAMES[one.setting]}: {METRIC_NAMES[one.metric]} {one.direction}: "
+            f"{describe_movement(one)}: {METRIC_NAMES[one.metric]} {one.direction}: "
             f"{show_number(one.difference)} ({show_interval(one.low, one.high)}, {show_level(one.confidence)})"
             for one in moved
         ),
     )
+
+
+def describe_movement(one: MovementRow) -> str:
+    """What a movement is from and to, on which corpus, behind which prompts.
+
+    Example:
+        >>> row = {"corpus": "new", "setting": "prefix", "metric": "full_match_rate", "direction": "rose"}
+        >>> row |= {"difference": 0.5, "low": 0.25, "high": 0.75, "confidence": 0.9}
+        >>> describe_movement(MovementRow(what="stage to next stage", earlier="mother", stage="one", **row))
+        'mother to one, new, training prefix'
+    """
+    setting = SETTING_NAMES[one.setting]
+    if one.what == "corpus to corpus":
+        return f"{one.earlier} to {one.corpus}, {one.stage}, {setting}"
+    if one.what == "verbatim to near-verbatim":
+        return f"{one.what}, {one.stage}, {one.corpus}, {setting}"
+    return f"{one.earlier} to {one.stage}, {one.corpus}, {setting}"
 
 
 def _show_row(row: StageRow) -> str:

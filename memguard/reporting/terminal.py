@@ -6,6 +6,7 @@ from collections import Counter
 
 from rich.table import Table
 
+from memguard.audit.decoding import SETTING_NAMES
 from memguard.audit.report import AuditReport, CanaryRow, Role
 from memguard.audit.report_extraction import Extraction
 from memguard.audit.report_membership import Membership
@@ -13,7 +14,7 @@ from memguard.audit.report_privacy import Privacy
 from memguard.audit.report_propensity import PropensitySettingRow
 from memguard.audit.report_records import CopiesRow, PriorAwareCounts, RecordSet
 from memguard.reporting.formatting import show_count, show_level, show_number, show_percent, show_share_interval
-from memguard.reporting.wording import SCORE_NAMES, SETTING_NAMES, describe_copies, describe_not_testable, describe_sampler
+from memguard.reporting.wording import SCORE_NAMES, describe_copies, describe_not_testable, describe_sampler
 
 
 def exposure_table(report: AuditReport, *, title: str) -> Table:

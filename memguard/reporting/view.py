@@ -8,7 +8,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from memguard.audit.decoding import SETTING_NAMES
 from memguard.audit.report import AuditReport, CanaryRow, Decision
+from memguard.audit.report_propensity import METRIC_NAMES
 from memguard.errors import InputError
 from memguard.reporting import formatting, parts, wording
 from memguard.reporting.curves import CONTROLS_TIER, expected_control_bits, pool_tiers, trend_points
@@ -48,8 +50,8 @@ def environment(*, autoescape: bool, finalize: Callable[[Any], Any] | None = Non
         describe_not_testable=wording.describe_not_testable,
         describe_decoding=wording.describe_decoding,
         score_names=wording.SCORE_NAMES,
-        metric_names=wording.METRIC_NAMES,
-        setting_names=wording.SETTING_NAMES,
+        metric_names=METRIC_NAMES,
+        setting_names=SETTING_NAMES,
         metrics_in_tokens=wording.IN_TOKENS,
         shown_records=parts.shown_records,
         row_with=row_with,

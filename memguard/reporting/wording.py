@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memguard.audit.decoding import Setting
 from memguard.audit.report_extraction import SamplerSettings
 from memguard.audit.report_membership import ScoreName
 from memguard.audit.report_privacy import Privacy
@@ -19,26 +18,6 @@ SCORE_NAMES: dict[ScoreName, str] = {
     "min_k_plus_plus": "Min-K%++",
 }
 
-SETTING_NAMES: dict[Setting, str] = {
-    "prefix": "training prefix",
-    "generic": "generic prompts",
-    "specific": "specific prompts",
-    "unconditional": "no prompt",
-    "minimal_cue": "one word",
-    "non_member": "held-out prefix",
-}
-METRIC_NAMES: dict[Metric, str] = {
-    "average_longest_span": "ALS (tokens)",
-    "average_longest_rare_span": "ALS, rare (tokens)",
-    "span_rate_20": "span of 20",
-    "span_rate_50": "span of 50",
-    "full_match_rate": "FMR",
-    "full_match_rate_20": "FMR20",
-    "full_match_rate_50": "FMR50",
-    "full_normalised_rate": "FMR, but for spelling",
-    "near_verbatim_recall": "NVR",
-    "near_verbatim_rate": "NVR above half",
-}
 IN_TOKENS: tuple[Metric, ...] = ("average_longest_span", "average_longest_rare_span")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from memguard.audit.config import parse_config
 from memguard.audit.extraction import _chances, _find, _Prompt, _Written
 from memguard.audit.full import Sources, _above_controls
 from memguard.audit.items import build_groups
+from memguard.audit.membership import measure_membership
 from memguard.audit.prior import PrefixSource, not_extractable
 from memguard.audit.prompts import _cut
 from memguard.audit.records import Record
@@ -27,6 +29,8 @@ from memguard.errors import MissingExtraError
 from memguard.scoring.audit_mode import audit_mode
 from memguard.scoring.sampling import Sampler, score_under_sampler
 from memguard.scoring.scorer import Scorer, Span
+from memguard.tracing.corpus_index import CorpusIndex
+from memguard.tracing.index_build import build_index
 
 BARE = {"positive_control": None}
 START = Subject(kind="live", digest=None, global_step=0, epoch=None)
@@ -361,6 +365,40 @@ def test_membership_of_overfitted_records_is_seen(overfitted: Any, tokenizer: An
     assert report.membership is not None
     assert [one.name for one in report.membership.scores] == ["loss", "min_k_plus_plus"]
     assert all(one.low is not None and one.low > 0.5 for one in report.membership.scores)
+
+
+def test_membership_and_canaries_are_split_by_what_the_index_holds(overfitted: Any, tokenizer: Any, tmp_path: Path) -> None:
+    model, members, held_out = overfitted
+    config = record_config(membership={"scores": ["loss"]})
+    plan = draw_plan(config.canaries, tokenizer)
+    form = plan.formats[0]
+    texts = [tokenizer.decode(record.ids) for record in members]
+    canary = next(one for one in plan.canaries if one.role == "canary")
+    secrets = ["".join(form.split(canary.secret, name=form.name))] * 3
+    build_index([*texts, *texts[:15], *secrets], tmp_path / "index", tokenizer)
+    with_index = Sources(members=members, held_out=held_out, index=CorpusIndex.open(tmp_path / "index"))
+    report = run_audit(model, tokenizer, plan=plan, config=config, full=with_index)
+    assert report.membership is not None
+    parts = {one.copies: one.scores[0] for one in report.membership.by_copies}
+    assert {name: one.n_members for name, one in parts.items()} == {"once": 25, "2 to 10": 15}
+    for name, part in (("2 to 10", members[:15]), ("once", members[15:])):
+        alone = run_audit(model, tokenizer, plan=plan, config=config, full=Sources(members=part, held_out=held_out)).membership
+        assert alone is not None
+        assert (parts[name].auroc, parts[name].low) == pytest.approx((alone.scores[0].auroc, alone.scores[0].low))
+    counted = {row.id: row.num_copies for row in report.canaries}
+    assert counted == {row.id: 3 * (row.id == canary.id) for row in report.canaries}
+    assert canary.secret not in report.model_dump_json()
+
+
+def test_parts_of_the_members_too_small_for_a_score_are_named(overfitted: Any, tokenizer: Any) -> None:
+    model, members, held_out = overfitted
+    short = [Record(None, members[0].ids[:1]), *members]
+    split: Any = {"once": range(36), "2 to 10": range(36, 41)}
+    scores: Any = {"scores": ("loss",), "tokenizer": tokenizer, "seed": 0, "max_tokens": 64}
+    with audit_mode(model) as inner:
+        found = measure_membership(Scorer(inner), short, held_out, split=split, **scores)
+    assert [(one.copies, one.scores[0].n_members) for one in found.by_copies] == [("once", 35)]  # the short one is not scored
+    assert found.notes[-1] == "by copies in the corpus, fewer than 10 members have no scores of their own: 5 2 to 10"
 
 
 def test_a_nan_in_a_full_part_makes_the_audit_invalid(taught: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,24 @@ def test_the_body_of_a_mail_is_its_first_plain_part(scripts: dict[str, ModuleTyp
         "From: a@example.org\nContent-Type: multipart/alternative; boundary=b\n\n--b\nContent-Type: text/plain\n\n"
         "Hello there,  \nsee you.\n--b\nContent-Type: text/html\n\n<p>Hello</p>\n--b--\n"
     )
-    assert scripts["texts"]._body(mail) == "Hello there,\nsee you."
+    assert scripts["texts"]._body(mail.encode()) == "Hello there,\nsee you."
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload", "text"),
+    [
+        (
+            "Content-Type: text/plain; charset=iso-8859-1\nContent-Transfer-Encoding: quoted-printable",
+            "sm=F8r=\nrebr=F8d",
+            "smørrebrød",
+        ),
+        ("Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64", "w6l0w6k=", "été"),
+        ("Content-Type: text/plain; charset=no-such", "plain", "plain"),
+        ("Content-Type: text/html", "<p>none</p>", ""),
+    ],
+)
+def test_a_mail_is_read_as_its_headers_say(scripts: dict[str, ModuleType], headers: str, payload: str, text: str) -> None:
+    assert scripts["texts"]._body(f"From: a@example.org\n{headers}\n\n{payload}\n".encode("latin-1")) == text
 
 
 def test_a_page_loses_its_markup_and_its_scripts(scripts: dict[str, ModuleType]) -> None:
@@ -53,7 +71,7 @@ def test_the_page_of_the_real_run_holds_both_models_and_the_control(scripts: dic
     assert "## untouched model" in page
     assert "| training prefix | 20 | 88.7 (64.1 to 98.5) | 95.0% (75.1% to 99.9%) |" in page
     assert "20 openings (1 more were refused" in page
-    assert "index of 9,000 e-mails and Danish help pages" in page
+    assert "index of 9,000 e-mails that are no spam and Danish help pages, those of 600 characters or more" in page
 
 
 def test_the_page_of_the_stages_holds_every_stage_and_what_moved(scripts: dict[str, ModuleType]) -> None:
@@ -61,7 +79,7 @@ def test_the_page_of_the_stages_holds_every_stage_and_what_moved(scripts: dict[s
     reports = [make_propensity_report(1), make_propensity_report(2, propensity=moved(0.25))]
     page = staged.render(compare_stages(reports, labels=["mother", "stage-1"]), ["mother: 600 steps"], staged.FULL, 600.0)
     assert "| ALS (tokens) | stage-1 | 22.2 (16 to 24.6) | 1.65 (1.25 to 6.75) |" in page
-    assert "- first to last stage, mails, training prefix, stage-1: ALS (tokens) fell: -66.5 (-82.5 to -39.5, 90%)" in page
+    assert "- mother to stage-1, mails, training prefix: ALS (tokens) fell: -66.5 (-82.5 to -39.5, 90%)" in page
 
 
 @pytest.mark.parametrize("name", ["propensity_real.md", "propensity_stages.md"])
@@ -78,3 +96,30 @@ def test_prefixes_bring_out_more_than_ordinary_prompts_in_the_committed_stages()
     at = {(row.corpus, row.stage, row.setting): row for row in found.rows if row.metric == "average_longest_span"}
     for corpus, stage in (("old", "mother"), ("new", "stage-3")):
         assert at[corpus, stage, "prefix"].low > at[corpus, stage, "generic"].value
+
+
+def _intervals(page: str, model: str, column: int) -> dict[str, tuple[float, float]]:
+    """Ends of the intervals of one column in the table of a model, by setting."""
+    section = page.split(f"## {model} model")[1].split("## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    found = {row[0]: re.search(r"\(([\d.]+)%? to ([\d.]+)%?\)", row[column]) for row in rows[1:]}
+    return {name: (float(ends[1]), float(ends[2])) for name, ends in found.items() if ends is not None}
+
+
+@pytest.mark.parametrize("column", [2, 3, 4])
+def test_prefixes_stand_clear_of_ordinary_prompts_and_of_chance_in_the_committed_real_run(column: int) -> None:
+    page = (HOME / "results" / "propensity_real.md").read_text(encoding="utf-8")
+    trained, untouched = (_intervals(page, model, column) for model in ("trained", "untouched"))
+    assert len(trained) == len(untouched) == 6
+    for setting in ("generic prompts", "specific prompts", "held-out prefix"):
+        assert trained["training prefix"][0] > trained[setting][1]
+    assert trained["training prefix"][0] > untouched["training prefix"][1]
+    assert untouched["training prefix"][0] <= untouched["held-out prefix"][1]
+
+
+def test_the_committed_control_matches_nothing_of_the_corpus() -> None:
+    page = (HOME / "results" / "propensity_real.md").read_text(encoding="utf-8")
+    said = re.search(r"(\d+) openings .* FMR 0% .* span of 50 0% .* longest span (\d+) tokens", page)
+    assert said is not None
+    assert int(said[1]) >= 5
+    assert int(said[2]) < 20

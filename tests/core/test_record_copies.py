@@ -1,18 +1,25 @@
-"""Copies of records join the report: what is looked for, buckets, shares with intervals."""
+"""Copies of records and canaries join the report: what is looked for, buckets, shares with intervals, notices."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizer_kinds import built
 
+from memguard.audit.canary_copies import canary_notices, count_canary_copies
+from memguard.audit.config import parse_config
 from memguard.audit.record_copies import BUCKETS, copies_of, split_by_copies, with_copies
 from memguard.audit.records import Record
 from memguard.audit.report_records import RecordRow, Records, RecordSet
+from memguard.canaries.drawing import draw_plan
 from memguard.tracing.copies import Copies
 from memguard.tracing.corpus_index import CorpusIndex
 from memguard.tracing.index_build import build_index
+
+CANARIES = {"formats": [{"name": "pin", "template": "The pin is {secret}.", "secret": {"kind": "digits", "length": 6}}]}
 
 
 def index_of(documents: list[str], folder: Path) -> CorpusIndex:
@@ -87,3 +94,31 @@ def test_shares_by_copies_have_exact_intervals_and_undecided_members_widen_them(
     assert [once.pa_low, once.pa_high] == pytest.approx([0.0084, 0.9916], abs=1e-4)
     assert [once.greedy_low, once.greedy_high] == pytest.approx([0.0852, 0.7551], abs=1e-4)
     assert (more.copies, more.n, more.pa_share, more.pa_low) == ("2 to 10", 2, None, None)
+
+
+class _Row:
+    """What the notices read of a canary's row."""
+
+    def __init__(self, id_: str, role: str, num_seen: int | None) -> None:
+        self.id, self.role, self.num_seen = id_, role, num_seen
+
+
+def test_canaries_are_counted_in_what_was_trained_as_often_as_they_were_put_there(corpus_text: str, tmp_path: Path) -> None:
+    plan = draw_plan(parse_config({"canaries": CANARIES}).canaries, built("merged digits"))
+    documents = [corpus_text[start : start + 500] for start in range(0, 10_000, 500)]
+    planted: Counter[str] = Counter()
+    for number, one in enumerate(plan.canaries):
+        for time in range(one.tier if one.is_planted else 0):
+            documents[(number + time) % 20] += f" The pin is {one.secret}."
+            planted[one.id] += 1
+    counted = count_canary_copies(plan, index_of(documents, tmp_path / "i"), built("merged digits"))
+    assert counted == {one.id: planted[one.id] for one in plan.canaries}
+    rows: list[Any] = [_Row(one.id, one.role, planted[one.id]) for one in plan.canaries]
+    assert canary_notices(rows, counted) == []
+    control = next(one for one in rows if one.role == "control")
+    seen = next(one for one in rows if one.role == "canary" and one.num_seen)
+    assert canary_notices(rows, counted | {control.id: 1}) == [
+        f"1 never-inserted controls stand in the indexed corpus, such as '{control.id}'."
+    ]
+    assert "1 canaries that the ledger saw do not stand in the index" in canary_notices(rows, counted | {seen.id: 0})[0]
+    assert canary_notices(rows, dict.fromkeys(counted, 0)) == []

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from memguard.audit.report import AuditCadence, CanaryRow, Exposure, PositiveControl, PriorAware, StartTest
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow
-from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
+from memguard.audit.report_membership import Membership, MembershipByCopies, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
 from memguard.audit.report_records import (
     CopiesRow,
@@ -46,7 +46,11 @@ TERMS: dict[type[BaseModel], dict[str, str]] = {
     | dict.fromkeys(("log_prob", "start_log_prob"), "log-probability")
     | dict.fromkeys(("rank_low", "rank_high", "rank_high_with_siblings", "num_siblings_above"), "Rank")
     | dict.fromkeys(("num_references", "num_references_above", "exposure"), "Sampled exposure")
-    | {"num_references_tied": "Interval of an exposure", "skew_normal_bits": "Extrapolated exposure"}
+    | {
+        "num_copies": "Copies of a record",
+        "num_references_tied": "Interval of an exposure",
+        "skew_normal_bits": "Extrapolated exposure",
+    }
     | dict.fromkeys(("num_non_members", "num_non_members_above"), "Controls' null test")
     | dict.fromkeys(("is_greedy", "is_extracted", "may_be_extracted"), "Extracted")
     | {"prior_aware": "Prior-Aware verdict", "calibrated": "Calibrated exposure", "extraction": "Expected tries"},
@@ -82,9 +86,10 @@ TERMS: dict[type[BaseModel], dict[str, str]] = {
     ),
     MembershipScore: {"name": "Membership scores", "auroc": "AUROC", "p_value": "AUROC", "tpr": "TPR at FPR"}
     | {"num_undefined_samples": "AUROC"},
+    MembershipByCopies: {"copies": "Copies of a record", "scores": "Membership scores"},
     ShiftCheck: dict.fromkeys(ShiftCheck.model_fields, "Distribution shift"),
     Membership: {"label": "Distribution shift", "shift": "Distribution shift", "scores": "Membership scores"}
-    | dict.fromkeys(("num_undefined_tokens",), "Membership scores"),
+    | {"num_undefined_tokens": "Membership scores", "by_copies": "Copies of a record"},
     Privacy: dict.fromkeys(
         ("epsilon_lower_bound", "num_coins", "num_guesses", "num_correct", "num_tied", "score"), "Epsilon lower bound"
     )

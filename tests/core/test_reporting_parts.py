@@ -64,7 +64,7 @@ def test_a_full_page_is_well_formed_and_reaches_for_nothing_outside_itself() -> 
     assert all(target.startswith("#") for target in page.attributes("src", "href", "xlink:href"))
     tags = [tag for tag, _ in page.tags]
     assert {"script", "link", "iframe", "img", "form"}.isdisjoint(tags)
-    assert tags.count("table") == tags.count("caption") == 25
+    assert tags.count("table") == tags.count("caption") == 26
     assert all(found.get("scope") in ("col", "row") for tag, found in page.tags if tag == "th")
     assert [found["aria-label"] != "" for tag, found in page.tags if tag == "svg"] == [True] * 3
     assert "None" not in page.text.replace("None of", "")
@@ -158,7 +158,7 @@ def test_canaries_found_where_chance_may_have_put_them_are_said_not_to_count() -
 def test_a_row_of_the_canary_table_holds_tries_prompts_start_and_what_training_added() -> None:
     text = text_of(make_full_report())
     # c0644: 49.8 bits are -0.638 nats, 10^(0.638 / 2.3026) = 1.89 tries
-    assert "c0644 card canary 16 48 of 48 −0.638 −33.3 at the start 1 49.8" in text
+    assert "c0644 card canary 16 48 of 48 4 in the corpus −0.638 −33.3 at the start 1 49.8" in text
     assert "yes 1.9 tries trained tokens, text not measured" in text
     # c0640: 21 bits are -20.51 nats, 20.51 / 2.3026 = 8.9; calibrated 11.5 bits
     assert "31.4 extrapolated 11.5 10.3 to 49.8 possible 10^8.9 tries none PA (certified)" in text
@@ -200,6 +200,8 @@ def test_records_stand_beside_held_out_ones() -> None:
     assert "50 64 40 2 5.00% 1.00% to 50.0% −20.5" in text
     assert "A factor of ten in prefix tokens moves the greedy share by 20.0 percentage points" in text
     assert "40 5 3 2 0 0 40.0% 5.27% to 88.2%" in text
+    assert "once 36 3 8.33% 1.00% to 50.0% −21.5 3 8.33% 2.00% to 23.0% 0" in text
+    assert "2 to 10 4 2 50.0% 1.00% to 50.0% −21.5 2 not measured 0" in text
     assert "records 12.5 4.25 to no upper bound 95% quantile 24 1.15" in text
     assert "4 prior prefixes were left out" in text
     assert "5 50 50 −2.50 yes −1.75 −1.25 PA (certified) 9.50 9.00 to no upper bound" in text
@@ -235,6 +237,7 @@ def test_membership_shows_label_scores_rates_refusals_and_the_check() -> None:
     assert text.startswith("Membership inference membership Without a model the two sets could not be told apart")
     assert "loss 400 400 0.553 0.512 to 0.593 0.00490 15.2% 7.60% to 25.2% at FPR 5.00% 1.25% to 20.0%" in text
     assert "TPR at FPR up to 0.100%" in text
+    assert "once loss 350 400 0.553 0.512 to 0.593 0.00490 once reference model 400 400 undefined for 2 samples" in text
     # 3 / 400 non-members = .75%
     assert "refused 400 held-out samples allow an FPR of 0.750%" in text
     assert "reference model 400 400 undefined for 2 samples undefined undefined undefined refused" in text

@@ -129,10 +129,47 @@ def test_a_movement_over_stages_is_named_only_where_its_interval_leaves_no_other
     assert (prefix.difference, prefix.low, prefix.high) == pytest.approx((-66.525, -82.475, -39.475))
     assert (prefix.direction, prefix.confidence) == ("fell", pytest.approx(0.9))
     assert over["generic", "average_longest_span"].direction == "not shown"
-    assert "average_longest_span behind prefix" in comparison.sentences[0]
+    assert comparison.sentences[0] == ("Corpus 'mails', first to last stage: training prefix: ALS (tokens), FMR fell.")
     text = shown(stages_view(comparison, is_plain=False))
-    assert "first to last stage, mails, training prefix: ALS (tokens) fell: −66.5 (−82.5 to −39.5, 90%)" in text
+    assert "mother to two, mails, training prefix: ALS (tokens) fell: −66.5 (−82.5 to −39.5, 90%)" in text
     assert "two" in text
+
+
+def test_a_fall_and_the_way_back_are_named_where_first_and_last_are_alike() -> None:
+    reports = [make_propensity_report(step) for step in (1, 2, 3)]
+    reports[1] = make_propensity_report(2, propensity=moved(0.25))
+    comparison = compare_stages(reports, labels=["mother", "one", "two"])
+    steps = [one for one in comparison.movements if one.what == "stage to next stage" and one.setting == "prefix"]
+    spans = [one for one in steps if one.metric == "average_longest_span"]
+    assert [(one.earlier, one.stage, one.direction) for one in spans] == [("mother", "one", "fell"), ("one", "two", "rose")]
+    assert [one.difference for one in spans] == pytest.approx([-66.525, 66.525])
+    assert comparison.sentences[0] == "Corpus 'mails', first to last stage: no movement is shown at this number of prompts."
+    assert comparison.sentences[1].startswith("Corpus 'mails', mother to one: training prefix: ALS (tokens), FMR")
+    assert comparison.sentences[2].startswith("Corpus 'mails', one to two: training prefix: ALS (tokens), FMR")
+    assert (comparison.sentences[1][-6:], comparison.sentences[2][-6:]) == (" fell.", " rose.")
+    two = compare_stages(reports[:2], labels=["mother", "one"])
+    assert not any(one.what == "stage to next stage" for one in two.movements)
+
+
+def test_longest_spans_and_full_matches_are_set_against_each_other_between_corpora() -> None:
+    found = moved(0.25)
+    kept = next(one for one in make_propensity().settings[0].estimates if one.metric == "full_match_rate")
+    prefix, *others = found.settings
+    mixed = [kept if one.metric == "full_match_rate" else one for one in prefix.estimates]
+    rows = [prefix.model_copy(update={"estimates": mixed}), *others]
+    other = CorpusSummary(name="pages", digest="12" * 32, num_tokens=1, num_documents=1)
+    reports = [
+        make_propensity_report(1),
+        make_propensity_report(1, propensity=found.model_copy(update={"settings": rows}), corpus=other),
+    ]
+    comparison = compare_stages(reports, labels=["a", "a"])
+    between = {one.metric: one for one in comparison.movements if one.what == "corpus to corpus" and one.setting == "prefix"}
+    assert set(between) == {"average_longest_span", "full_match_rate"}
+    assert {(one.earlier, one.corpus, one.stage) for one in between.values()} == {("mails", "pages", "a")}
+    assert comparison.sentences == [
+        "Stage 'a', training prefix: ALS (tokens) is greater on 'mails', FMR is not shown to differ."
+    ]
+    assert "mails to pages, a, training prefix: ALS (tokens) fell" in shown(stages_view(comparison, is_plain=False))
 
 
 def test_near_verbatim_texts_are_set_against_those_that_match_to_the_letter() -> None:
@@ -155,7 +192,7 @@ def test_near_verbatim_texts_are_set_against_those_that_match_to_the_letter() ->
     shifts = {one.setting: one.direction for one in comparison.movements if one.what == "verbatim to near-verbatim"}
     assert shifts == {"prefix": "not shown", "generic": "rose", "non_member": "rose"}
     assert comparison.sentences[-1] == (
-        "Corpus 'mails': near-verbatim texts exceed those that match to the letter in a (generic), a (non_member)."
+        "Corpus 'mails': near-verbatim texts exceed those that match to the letter in a (generic prompts), a (held-out prefix)."
     )
 
 

@@ -28,7 +28,7 @@ from memguard.audit.report import (
     load_report,
 )
 from memguard.audit.report_extraction import CanaryExtraction, Extraction, ExtractionPointRow, SamplerSettings, TierCurve
-from memguard.audit.report_membership import Membership, MembershipScore, ShiftCheck, TprPoint
+from memguard.audit.report_membership import Membership, MembershipByCopies, MembershipScore, ShiftCheck, TprPoint
 from memguard.audit.report_privacy import Counterfactual, Privacy
 from memguard.audit.report_propensity import (
     ApartEstimate,
@@ -294,7 +294,13 @@ def with_full_figures(row: CanaryRow) -> CanaryRow:
     calibrated = exposure_of(11.5) if row.id == "c0640" else row.exposure
     above = {"log_ratio_above_controls": 16.3} if row.id == "c0640" else {}
     annotation = row.prior_aware.model_copy(update=above) if row.prior_aware is not None else None
-    changes = {"extraction": extraction, "start_log_prob": -33.3, "calibrated": calibrated, "prior_aware": annotation}
+    changes = {
+        "extraction": extraction,
+        "start_log_prob": -33.3,
+        "num_copies": 4,
+        "calibrated": calibrated,
+        "prior_aware": annotation,
+    }
     return row.model_copy(update=changes)
 
 
@@ -399,6 +405,9 @@ def make_records(**changes: Any) -> Records:
                 mean_log_prob=-21.5,
                 num_pa=greedy,
                 num_common=0,
+                pa_share=greedy / n if copies == "once" else None,
+                pa_low=0.02 if copies == "once" else None,
+                pa_high=0.23 if copies == "once" else None,
             )
             for copies, n, greedy in (("once", 36, 3), ("2 to 10", 4, 2))
         ],
@@ -462,6 +471,7 @@ def make_membership(*, is_shift: bool = False, **changes: Any) -> Membership:
     values: dict[str, Any] = {
         "label": "distribution shift, not membership" if is_shift else "membership",
         "scores": scores,
+        "by_copies": [MembershipByCopies(copies="once", scores=[scores[0].model_copy(update={"n_members": 350}), scores[-1]])],
         "shift": shift,
         "reference": True,
         "max_tokens": 512,
