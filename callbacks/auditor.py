@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memguard.audit.config import AuditConfig
+from memguard.audit.corpus import open_index
 from memguard.audit.digest import checkpoint_digest
 from memguard.audit.failed import failed_report
-from memguard.audit.full import load_sources
+from memguard.audit.full import Sources, load_sources
 from memguard.audit.prior import PrefixSource
 from memguard.audit.report import AuditCadence, AuditReport, Decision, Subject, TrendPoint
 from memguard.audit.rows import GroupScores
@@ -31,6 +32,7 @@ from memguard.callbacks.progress import AuditProgress
 from memguard.callbacks.run_files import RunFiles
 from memguard.callbacks.saved_weights import saved_weights_match
 from memguard.callbacks.together import jointly, on_first, reason_of
+from memguard.callbacks.trained_text import TrainedText
 from memguard.canaries.ledger import LEDGER_NAME, Ledger
 from memguard.canaries.plan import CanaryPlan
 from memguard.errors import InputError, MemguardError, ScoringError
@@ -59,6 +61,7 @@ class Auditor:
         steps_per_epoch: optimiser steps an epoch; None for a stream.
         global_step: steps done already, 0 for a new run; the trend goes on from the files of the earlier part.
         can_veto_push: whether the framework asks before it pushes.
+        trained: what the run keeps of the rows it trains on, to be indexed for full audits.
 
     Attributes:
         last: the latest report, valid or not.
@@ -82,13 +85,19 @@ class Auditor:
         steps_per_epoch: int | None = None,
         global_step: int = 0,
         can_veto_push: bool = False,
+        trained: TrainedText | None = None,
     ) -> None:
         self.plan, self.config, self.team = plan, config, Team.current()
         self.interval = steps_between(config.audit.every, steps_per_epoch)
         if config.gate is not None and config.gate.push == "gated" and not can_veto_push:
             raise InputError("gate.push must be always where the trainer does not ask before it pushes, got gated.")
         self._make_runner = functools.partial(AuditRunner, plan, tokenizer, config.audit, dp=config.dp, defence=config.defence)
-        self.sources = jointly(self.team, "sources", lambda: load_sources(config.audit, tokenizer, prior=prior))
+        self.sources = jointly(
+            self.team,
+            "sources",
+            lambda: load_sources(config.audit, tokenizer, prior=prior, with_index=trained is None),
+        )
+        self._trained, self._tokenizer = trained, tokenizer
         settings = config.gate
         self.gate = on_first(self.team, "gate", lambda: RunGate(settings) if settings is not None else None)
         with_wandb = config.tracking.wandb == "auto"
@@ -263,22 +272,37 @@ class Auditor:
         runner = jointly(self.team, "runner", lambda: self.runner)
         if self._misses_start and runner.start is None:
             self._recall_start(runner)
+        sources, lost = self._with_trained() if full else (None, None)
         with AuditProgress(f"audit at step {step}", is_shown=self.team.rank == 0) as progress:
             report = runner.run(
                 model,
                 subject=subject,
                 ledger=ledger,
-                full=self.sources if full else None,
+                full=sources,
                 trend=self._earlier(step),
                 autocast=autocast,
                 progress=progress,
                 team=self.team,
             )
-        if self._misses_start:
-            report = report.model_copy(update={"notices": [*report.notices, NO_START]})
+        notices = [NO_START] if self._misses_start else []
+        notices += [lost] if lost is not None else []
+        if notices:
+            report = report.model_copy(update={"notices": [*report.notices, *notices]})
         if step == 0 and runner.start is not None and report.status == "valid":
             self._save_start(runner.start)
         return report
+
+    def _with_trained(self) -> tuple[Sources, str | None]:
+        """The data of a full audit with the index of what was trained so far; or without, and why."""
+        trained = self._trained
+        if trained is None:
+            return self.sources, None
+        lost = next((one for one in self.team.gather("rows that were kept", trained.lost) if one is not None), None)
+        lost = lost or on_first(self.team, "index of what was trained", trained.try_build)
+        if lost is not None:
+            return self.sources, f"what was trained is not indexed: {lost}."
+        index = jointly(self.team, "index", lambda: open_index(trained.index, self._tokenizer))
+        return replace(self.sources, index=index), None
 
     def _save_start(self, scored: Sequence[GroupScores]) -> None:
         if self.team.rank == 0:
@@ -390,6 +414,9 @@ class Auditor:
         Args:
             seconds_outside: that the callback spent beside audits; None when it was not measured.
         """
+        lost = self._trained.try_build() if self._trained is not None and self.team.rank == 0 else None
+        if lost is not None:
+            self._log(logging.WARNING, f"what was trained is not indexed: {lost}.")
         if self.team.rank == 0 and self.last is not None:
             for error in self.files.finish(self.last, self.decision):
                 self._log(logging.WARNING, f"writing the last page failed: {reason_of(error)}")

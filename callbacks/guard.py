@@ -22,12 +22,13 @@ from memguard.audit.planting import (
     check_share,
     plan_planting,
     planted_ids,
-    refuse_uploaded_plan,
+    refuse_uploaded,
     resolve_plan,
     sample_rows,
 )
 from memguard.audit.prior import PrefixSource
 from memguard.callbacks.sightings import SightingCounter
+from memguard.callbacks.trained_text import TrainedText
 from memguard.canaries.injection import CanaryDataset
 from memguard.canaries.ledger import Ledger, LedgerEntry
 from memguard.canaries.plan import CanaryPlan
@@ -75,6 +76,7 @@ class RunGuard:
         planting: what goes in, and how.
         current: cells of the run; None until the loader is known.
         notes: why counts are not exact; empty when they are.
+        trained: what the run keeps of the rows it trains on, once `begin` has run; None where nobody asks.
     """
 
     def __init__(self, config: AuditConfig) -> None:
@@ -90,7 +92,14 @@ class RunGuard:
         self._has_trained = False
         self._earlier: Ledger | None = None
         self._counter: SightingCounter | None = None
+        self.trained: TrainedText | None = None
         self._max_steps = 1
+
+    @property
+    def _trained_index(self) -> Path | None:
+        """Where the rows that the model is trained on are indexed; None where nobody asks."""
+        wanted = self.config.audit.propensity
+        return wanted.index if wanted is not None and wanted.index_training else None
 
     @property
     def as_records(self) -> bool:
@@ -114,7 +123,9 @@ class RunGuard:
             InputError: a plan that cannot be used.
             CanaryError: canaries that cannot be planted in these data.
         """
-        refuse_uploaded_plan(self.config.plan, output_dir)
+        refuse_uploaded(self.config.plan, output_dir)
+        if self._trained_index is not None:
+            refuse_uploaded(self._trained_index, output_dir, what="index of what is trained")
         self.tokenizer, self.notes, self._earlier = tokenizer, [], None
         self.plan, self._plan_is_new = resolve_plan(self.config.plan, self.config.canaries, tokenizer)
         self.data = sample_rows(base)
@@ -248,7 +259,7 @@ class RunGuard:
 
         Raises:
             CanaryError: more canaries than fit, or than `max_share` allows.
-            InputError: a resumed run without its plan.
+            InputError: a resumed run without its plan, or an index that is not this run's to write.
         """
         if self.planting is None or self.data is None or (self.current is None and not self.as_records):
             raise CanaryError(NOT_BUILT.format(attach=""))
@@ -257,6 +268,8 @@ class RunGuard:
                 f"plan '{self.config.plan}' is missing, but the run resumes at step {global_step}: its canaries would be "
                 "lost. Put the plan of the first part back."
             )
+        if self._trained_index is not None:
+            self.trained = TrainedText(self._trained_index, self.tokenizer, team=Team.current(), global_step=global_step)
         self._max_steps, rows = max(1, max_steps), self.data.num_rows or 0
         if self.current is not None:
             rows = self._fix_horizon()
@@ -290,16 +303,27 @@ class RunGuard:
         self.unwatch()
         if self.config.canaries.verify or self.as_records:
             self._counter = SightingCounter(self.planting, model)
+        if self.trained is not None:
+            self.trained.watch(model)
 
-    def mark_step(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
+        """Rows of earlier epochs come again from here on."""
+        if self.trained is not None:
+            self.trained.begin_epoch(epoch)
+
+    def mark_step(self, global_step: int) -> None:
         """An optimiser step was made: what was counted up to here is what a ledger tells."""
         if self._counter is not None:
             self._counter.mark()
+        if self.trained is not None:
+            self.trained.mark(global_step)
 
     def unwatch(self) -> None:
         """Take the hook off the model; what was counted stays."""
         if self._counter is not None:
             self._counter.remove()
+        if self.trained is not None:
+            self.trained.unwatch()
 
     def end(self, global_step: int) -> None:
         """Note a run that ended before its planned last step."""

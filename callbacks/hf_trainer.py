@@ -181,6 +181,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._built is not None and self._built.sampler is not None:
             self._built.sampler.begin_epoch(int(state.epoch or 0))
+        self.guard.begin_epoch(int(state.epoch or 0))
 
     def ledger(self, global_step: int) -> Ledger:
         """Counts of every planted canary after `global_step` optimiser steps; with `verify` all ranks must ask together."""
@@ -205,6 +206,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
             steps_per_epoch=None if is_stream else max(1, math.ceil(len(loader) / args.gradient_accumulation_steps)),
             global_step=state.global_step,
             can_veto_push=hasattr(TrainerCallback, "on_push_begin"),
+            trained=self.guard.trained,
         )
 
     def _at(
@@ -239,7 +241,7 @@ class HFAuditCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> TrainerControl:
-        self.guard.mark_step()
+        self.guard.mark_step(state.global_step)
         follow: list[Event] = ["evaluate"] if control.should_evaluate else []
         follow += ["save"] if control.should_save else []
         return self._at("step", args, state, control, model, followed_by=follow)

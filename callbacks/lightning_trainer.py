@@ -213,6 +213,7 @@ class LightningAuditCallback(_Callback):
             prior=self.guard.prior,
             steps_per_epoch=self._built.steps_per_epoch,
             global_step=trainer.global_step,
+            trained=self.guard.trained,
         )
         self._is_running, self._last_step, self._marked_step = True, trainer.global_step, trainer.global_step
         self._at("start", trainer)
@@ -238,6 +239,7 @@ class LightningAuditCallback(_Callback):
         """Before Lightning iterates a stream again."""
         if self._is_running and self._built is not None:
             self._built.begin_pass()
+            self.guard.begin_epoch(trainer.current_epoch)
 
     @outside_audits
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -293,7 +295,7 @@ class LightningAuditCallback(_Callback):
         """Keep what was counted up to a step that has just ended: batches of the next one are not trained on yet."""
         if trainer.global_step != self._marked_step:
             self._marked_step = trainer.global_step
-            self.guard.mark_step()
+            self.guard.mark_step(trainer.global_step)
 
     @outside_audits
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:

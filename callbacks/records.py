@@ -48,7 +48,7 @@ class PlantedRecords:
 
     def ledger(self, global_step: int) -> Ledger:
         """How often each record was drawn in `global_step` optimiser steps; every rank must ask together, between two steps."""
-        self._guard.mark_step()
+        self._guard.mark_step(global_step)
         return self._guard.ledger(global_step)
 
     def audit(self, model: Any, *, global_step: int, **options: Any) -> Any:
@@ -80,7 +80,7 @@ def plant_records(
         earlier: the ledger of the checkpoint that the run goes on from.
 
     Raises:
-        InputError: a config without `dp:`, or a plan that cannot be used.
+        InputError: a config without `dp:` or with `index_training`, or a plan that cannot be used.
         CanaryError: data that records cannot be put into.
 
     Example:
@@ -92,6 +92,8 @@ def plant_records(
     settings = read_config(config)
     if settings.dp is None:
         raise InputError("records are for runs that state a guarantee: write dp: {epsilon: ..., delta: ...} into the config.")
+    if settings.audit.propensity is not None and settings.audit.propensity.index_training:
+        raise InputError("audit.propensity.index_training is for the callbacks of a trainer, not for records of your own loop.")
     guard = RunGuard(settings)
     guard.prepare(dataset, tokenizer, output_dir=output_dir, max_positions=max_positions)
     step = earlier.global_step if earlier is not None else 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from memguard.audit.report_extraction import SamplerSettings
 
@@ -54,12 +54,21 @@ class PropensitySettings(DecodingSettings):
     """What a model is asked for in ordinary use, against what a prefix forces out of it; traced to an index."""
 
     index: Path | None = Field(default=None, description="folder of the corpus index")
+    index_training: bool = Field(
+        default=False, description="the callback writes that index from the rows that the model is trained on"
+    )
     prompts: Literal["builtin"] | Path = Field(
         default="builtin", description="ordinary prompts: JSON lines with prompt and maybe setting, or one a line"
     )
     num_prompts: int = Field(default=100, ge=1, description="prompts of a setting at most")
     prefix_tokens: int = Field(default=50, ge=1, description="first tokens of a record that has at least twice as many")
     snippets: bool = Field(default=False, description="whether reports quote the longest spans of generations")
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> PropensitySettings:
+        if self.index_training and self.index is None:
+            raise ValueError("index_training needs index, the folder to write to, got none")
+        return self
 
 
 @dataclass(frozen=True)

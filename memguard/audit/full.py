@@ -70,8 +70,11 @@ def load_sources(
     held_out: Path | None = None,
     reference: Path | None = None,
     index: Path | None = None,
+    with_index: bool = True,
 ) -> Sources:
     """Read the files that settings or the command line name; the command line goes first.
+
+    `with_index` is false while the index that settings name is still being written.
 
     Raises:
         InputError: a file that cannot be read, a line of it that is no record, a reference with another vocabulary, or an
@@ -86,7 +89,7 @@ def load_sources(
         reference = settings.membership.reference
     if reference is not None:
         check_reference(reference, tokenizer)
-    if index is None and settings.propensity is not None:
+    if index is None and settings.propensity is not None and with_index:
         index = settings.propensity.index
     return Sources(prior, members, others, reference, open_index(index, tokenizer) if index is not None else None)
 

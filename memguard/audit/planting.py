@@ -128,12 +128,12 @@ def _read_or_draw(path: Path, settings: CanarySettings, tokenizer: Any) -> tuple
     return plan, False
 
 
-def refuse_uploaded_plan(path: Path, output_dir: Path) -> None:
-    """Raise when the plan lies where the trainer would upload it."""
-    plan, output = path.resolve(), output_dir.resolve()
-    if plan.is_relative_to(output) and plan.relative_to(output).parts[:1] != ("_memguard",):
+def refuse_uploaded(path: Path, output_dir: Path, *, what: str = "plan") -> None:
+    """Raise when what holds secrets lies where the trainer would upload it."""
+    inside, output = path.resolve(), output_dir.resolve()
+    if inside.is_relative_to(output) and inside.relative_to(output).parts[:1] != ("_memguard",):
         raise InputError(
-            f"the plan must not lie in the trainer's output_dir ('{path}'): push_to_hub would upload its secrets. "
+            f"the {what} must not lie in the trainer's output_dir ('{path}'): push_to_hub would upload its secrets. "
             "Keep it outside, or under output_dir/_memguard/."
         )
 

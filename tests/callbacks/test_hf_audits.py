@@ -409,6 +409,25 @@ def test_two_ranks_audit_together_and_agree_on_everything(parts: Any, tmp_path: 
 
 
 @pytest.mark.slow
+def test_two_ranks_index_what_both_were_trained_on(parts: Any, tmp_path: Path) -> None:
+    from memguard.tracing.corpus_index import CorpusIndex
+
+    index = {"index": str(tmp_path / "trained.index"), "index_training": True}
+    propensity = index | {"num_prompts": 2, "max_new_tokens": 4, "prefix_tokens": 8}
+    held = parts({"on": ["end"], "full_on": ["end"], "on_error": "raise", "propensity": propensity})
+    found = two_ranks(tmp_path / "run", held)
+    assert found[0]["weights"] == found[1]["weights"]
+    report = load_report(tmp_path / "run" / "out" / "memguard_audit" / "report.json")
+    assert report.propensity is not None
+    planted = [row for row in report.canaries if row.role != "control"]
+    assert all(row.tier <= row.num_copies <= row.num_seen for row in planted)
+    opened = CorpusIndex.open(tmp_path / "trained.index")
+    rows = [row["input_ids"] for row in held["rows"]]
+    whole = opened.count([row[: len(row) // 4] for row in rows]) + opened.count([row[-(len(row) // 4) :] for row in rows])
+    assert (whole > 0).all()  # every row, up to where a canary may be spliced in
+
+
+@pytest.mark.slow
 def test_two_ranks_train_alike_with_audits_and_without(parts: Any, tmp_path: Path) -> None:
     silent = {"every": None, "on": []}
     with_audits, without = (two_ranks(tmp_path / name, parts(audit)) for name, audit in (("a", EVERY_MOMENT), ("b", silent)))
