@@ -203,6 +203,7 @@ class LightningAuditCallback(_Callback):
         self._model = find_model(pl_module, self._pick)
         on_first(Team.current(), "plan", self.guard.save_plan)
         self.guard.watch(self._model)
+        self.guard.begin_epoch(trainer.current_epoch)  # a run that goes on inside an epoch has no start of one
         assert self.plan is not None
         self.auditor = Auditor(
             self.plan,

@@ -60,6 +60,7 @@ class TrainedText:
         self._waiting: list[tuple[tuple[int, ...], int]] = []
         self._current: set[int] = set()
         self._before: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._kept: NDArray[Any] = np.empty(0, ROW)  # of the part of the run that this one goes on from
         self._num_indexed: dict[str, int] = {}
         self._handle: Any = None
         if index.exists() and not self._rows_folder.exists():
@@ -83,7 +84,7 @@ class TrainedText:
             names |= {path.stem for path in self._rows_folder.glob("rank-*.rows")} - here
         for name in names:
             self._cut(name, global_step)
-        self._before = np.unique(self._read(mine)["digest"])
+        self._kept = self._read(mine)
 
     def _cut(self, name: str, global_step: int) -> None:
         kept = self._read(name) if self._rows_of(name).exists() else np.empty(0, ROW)
@@ -121,7 +122,9 @@ class TrainedText:
     def begin_epoch(self, epoch: int) -> None:
         """Rows of earlier epochs are known from now on."""
         if epoch > self._epoch:
-            self._before = np.union1d(self._before, np.fromiter(self._current, np.uint64, len(self._current)))
+            now = np.fromiter(self._current, np.uint64, len(self._current))
+            earlier = self._kept["digest"][self._kept["epoch"] < epoch]
+            self._before = np.unique(np.concatenate([self._before, now, earlier]))
             self._current, self._epoch = set(), epoch
 
     def mark(self, global_step: int) -> None:

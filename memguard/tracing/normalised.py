@@ -52,7 +52,7 @@ def normalise(text: str) -> str:
 
 def fold(text: str) -> str:
     """`normalise`, with blanks left as they are."""
-    return text.lower() if text.isascii() and "`" not in text else _folded(text)
+    return text.lower().replace("`", "'") if text.isascii() else _folded(text)
 
 
 def is_respelt(text: str) -> bool:

@@ -58,16 +58,37 @@ def near_verbatim_recall(generation: str | Sequence[str], document: str | Sequen
         >>> near_verbatim_recall(text, text.replace("lazy", "old")), near_verbatim_recall(text, "nothing of it")
         (0.9333333333333333, 0.0)
     """
-    reference, candidate = words_of(generation), words_of(document)
-    limits = adaptive_limits(len(reference))
-    if sum((Counter(reference) & Counter(candidate)).values()) < limits.second_length:
-        return 0.0
-    matcher = _difflib().SequenceMatcher(None, reference, candidate, autojunk=False)
-    # (first in reference, behind the last, first in candidate, behind the last, matched words)
-    runs = [(a, a + size, b, b + size, size) for a, b, size in matcher.get_matching_blocks() if size]
-    runs = [run for run in _merged(runs, limits.first_gap, limits.first_shift) if run[4] >= limits.first_length]
-    runs = [run for run in _merged(runs, limits.second_gap, limits.second_shift) if run[4] >= limits.second_length]
-    return float(sum(run[4] for run in runs) / len(reference))
+    return Recall(words_of(generation)).of(words_of(document))
+
+
+class Recall:
+    """Recall of one generation by many documents.
+
+    Args:
+        words: of the generation, normalised.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words, self._limits, self._counts = words, adaptive_limits(len(words)), Counter(words)
+
+    def of(self, candidate: Sequence[str]) -> float:
+        """Its recall by the normalised words of a document, 0..1."""
+        limits = self._limits
+        if not self._words or not self._may_reach(candidate, limits.second_length):
+            return 0.0
+        matcher = _difflib().SequenceMatcher(None, self._words, candidate, autojunk=False)
+        # (first in the generation, behind the last, first in candidate, behind the last, matched words)
+        runs = [(a, a + size, b, b + size, size) for a, b, size in matcher.get_matching_blocks() if size]
+        runs = [run for run in _merged(runs, limits.first_gap, limits.first_shift) if run[4] >= limits.first_length]
+        runs = [run for run in _merged(runs, limits.second_gap, limits.second_shift) if run[4] >= limits.second_length]
+        return float(sum(run[4] for run in runs) / len(self._words))
+
+    def _may_reach(self, candidate: Sequence[str], least: float) -> bool:
+        """Whether as many words are shared, in any order."""
+        shared = list(filter(self._counts.__contains__, candidate))
+        if len(shared) < least:
+            return False
+        return sum(min(number, self._counts[word]) for word, number in Counter(shared).items()) >= least
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from memguard.tracing.characters import DocumentReader, PlainGeneration
 from memguard.tracing.corpus_index import CorpusIndex, Occurrence
 from memguard.tracing.degenerate import degenerate_kind
 from memguard.tracing.normalised import is_respelt, normalise
-from memguard.tracing.recall import near_verbatim_recall, words_of
+from memguard.tracing.recall import Recall, words_of
 from memguard.tracing.short_texts import MAX_BYTES, ShortTextFinder
 from memguard.tracing.spans import Rows, SpanTable, merge_spans, rarest
 from memguard.tracing.token_text import TokenText, character_offsets, trimmed
@@ -414,7 +414,7 @@ class _Traced:
 
     def _recalls(self, places: dict[int, list[Occurrence]]) -> dict[tuple[int, int], float]:
         """Recall by span and place number; a window that was compared already is not compared again."""
-        words = words_of(self.one.text)
+        recall = Recall(words_of(self.one.text))
         length = len(self.one.ids)
         known: dict[tuple[int, int], float] = {}
         recalls: dict[tuple[int, int], float] = {}
@@ -425,7 +425,7 @@ class _Traced:
                 if where not in known:
                     ahead = Occurrence(place.shard, start, place.document, place.start, place.end)
                     window = self.reader.window(ahead, (WINDOW - 1) // 2 * length, (WINDOW + 1) // 2 * length)
-                    known[where] = near_verbatim_recall(words, words_of(window.decode(errors="replace"))) if words else 0.0
+                    known[where] = recall.of(words_of(window.decode(errors="replace")))
                 recalls[at, number] = known[where]
         return recalls
 

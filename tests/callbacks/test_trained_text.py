@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning_cases import QUIET, loader_of
 from lightning_cases import run as run_lightning
+from lightning_cases import stop_at as stop_lightning_at
 
 from memguard.audit.report import load_report
 from memguard.callbacks import HFAuditCallback
@@ -117,19 +118,20 @@ def test_a_resumed_run_indexes_what_an_unbroken_one_does(
     import copy
 
     found = []
-    for name, stops in (("whole", [None]), ("broken", [4, None])):
+    for name, stops in (("whole", [None]), ("broken", [4, None]), ("later", [8, None])):
         folder = tmp_path / name
         config = settings(audit=asked(folder)) | {"plan": str(folder / "plan.json")}
         for number, stop in enumerate(stops):
             callbacks: list[Any] = [HFAuditCallback(config)]
-            options = {"output_dir": str(folder / "out"), "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2}
-            trainer = trainer_of(blocks[:40], callbacks, model=copy.deepcopy(tiny_model), **options)
+            options = {"output_dir": str(folder / "out"), "save_strategy": "steps", "save_steps": 3, "save_total_limit": 3}
+            rows = [*blocks[:20], *blocks[:20]]  # what stands twice in an epoch does so on either side of the break
+            trainer = trainer_of(rows, callbacks, model=copy.deepcopy(tiny_model), **options)
             if stop is not None:
                 trainer.add_callback(stop_at(stop))
-            trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3") if number else None)
+            trainer.train(resume_from_checkpoint=str(folder / "out" / f"checkpoint-{stops[0] // 3 * 3}") if number else None)
         found.append(indexed(folder))
     assert sum(found[0].values()) >= 40
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def stop_at(step: int) -> Any:
@@ -155,6 +157,19 @@ def test_a_lightning_run_indexes_its_rows_too(
     counted = {row.id: row.num_copies for row in report.canaries}
     assert counted == copies_of(report, callback.plan, tokenizer, seen.documents(tokenizer))
     assert sum(counted.values()) > 0
+
+
+@pytest.mark.filterwarnings(*QUIET)
+@pytest.mark.parametrize("stop", [5, 11])  # of 8 steps an epoch
+def test_a_resumed_lightning_run_indexes_what_both_its_parts_were_trained_on(
+    settings: Any, blocks: Any, tiny_model: Any, tokenizer: Any, tmp_path: Path, stop: int
+) -> None:
+    config, checkpoint, seen = settings(audit=asked(tmp_path)), tmp_path / "stopped.ckpt", Seen(tiny_model)
+    given = (tmp_path, tiny_model, loader_of([*blocks[:30], *blocks[:31]], "fixed"), config, tokenizer)
+    run_lightning(*given, extra=[stop_lightning_at(stop, checkpoint)])
+    run_lightning(*given, ckpt=checkpoint)
+    assert len(seen.rows) == 2 * 61
+    assert indexed(tmp_path) == seen.documents(tokenizer)
 
 
 class TwoRanks:
