@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,8 @@ FIRST_TOKENS = 4  # read beside a match at first; most end there
 SHARED = 6  # tokens of a match that are read on with what lies beside it
 NEARBY = 32  # bytes beside a match that must agree before a whole window is looked at
 SLACK = 8  # characters of them that a cut cluster or a run of blanks may take
-LOWER = bytes(range(256)).lower()
-IS_LETTER = tuple(bytes([byte]).isalnum() for byte in range(256))  # of ASCII
+LOWER = bytes(range(256)).lower().replace(b"`", b"'")
+IS_PLAIN = tuple(0x20 < byte < 0x7F for byte in range(256))  # ASCII that no spelling drops or makes of something else
 SPELLING_SLACK = 64  # tokens more that another spelling of the same text may take, besides half as many again
 
 
@@ -59,6 +60,15 @@ class DocumentReader:
 
     def __init__(self, index: CorpusIndex, token_text: TokenText) -> None:
         self._index, self._token_text = index, token_text
+
+    def tokens(self, place: Occurrence, first: int, last: int) -> NDArray[Any]:
+        """Ids of the tokens [first, last) of a place's shard, inside its document."""
+        first, last = max(place.start, first), min(place.end, last)
+        return self._index.ids(place.shard, first, max(first, last))
+
+    def text(self, ids: NDArray[Any]) -> str:
+        """What ids write, without the parts of characters at either end."""
+        return trimmed(self._token_text.bytes_of(ids.tolist())).decode(errors="replace")
 
     def window(self, place: Occurrence, before: int, after: int) -> bytes:
         """Bytes of the tokens from `before` ahead of a place to `after` behind it, inside its document."""
@@ -130,9 +140,7 @@ class DocumentReader:
         return _alike(one.raw[max(0, first - NEARBY) : cut], there, forward=False)
 
     def _stretch(self, place: Occurrence, first: int, last: int) -> bytes:
-        """Bytes of the tokens [first, last) of a shard, inside a document."""
-        first, last = max(place.start, first), min(place.end, last)
-        return self._token_text.bytes_of(self._index.ids(place.shard, first, last).tolist()) if first < last else b""
+        return self._token_text.bytes_of(self.tokens(place, first, last).tolist())
 
 
 def locate_normalised(wanted: str, text: str) -> tuple[int, int] | None:
@@ -148,10 +156,10 @@ def locate_normalised(wanted: str, text: str) -> tuple[int, int] | None:
 
 
 def _certainly_differ(mine: bytes, theirs: bytes) -> bool:
-    """Whether two texts that go on from a match part at letters that no spelling makes equal; cheap, and often true."""
+    """Whether two texts that go on from a match part at ASCII that no spelling makes equal; cheap, and often true."""
     for one, other in zip(mine, theirs, strict=False):
         if one != other:
-            return IS_LETTER[one] and IS_LETTER[other] and LOWER[one] != LOWER[other]
+            return IS_PLAIN[one] and IS_PLAIN[other] and LOWER[one] != LOWER[other]
     return False
 
 

@@ -111,19 +111,19 @@ class Table:
         starts, lengths = patterns.starts, patterns.ends - patterns.starts
         low, high = self._bucket(patterns.text.tokens[starts].astype(np.int64))
         low = low - 1
-        shares = np.zeros((2, starts.size), dtype=np.int64)  # with the rows low and high
+        with_low, with_high = np.zeros_like(starts), np.zeros_like(starts)  # tokens shared with these rows
         active = np.flatnonzero(high - low > 1)
         while active.size:
             middle = (low[active] + high[active]) >> 1
-            skip = np.maximum(shares[:, active].min(axis=0), 1)  # rows of a bucket share their first token
+            skip = np.maximum(np.minimum(with_low[active], with_high[active]), 1)  # rows of a bucket share their first token
             shared, is_below = self._compare(self.positions(middle), patterns.text, starts[active], lengths[active], skip)
             if past_equal:
                 is_below |= shared == lengths[active]
             up, down = active[is_below], active[~is_below]
             low[up], high[down] = middle[is_below], middle[~is_below]
-            shares[0, up], shares[1, down] = shared[is_below], shared[~is_below]
+            with_low[up], with_high[down] = shared[is_below], shared[~is_below]
             active = active[high[active] - low[active] > 1]
-        return Neighbours(high, shares[0], shares[1])
+        return Neighbours(high, with_low, with_high)
 
     def _bucket(self, first: Ints) -> tuple[Ints, Ints]:
         """Rows that begin with a token; none, and not where it would stand, if it does not occur."""

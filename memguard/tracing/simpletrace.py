@@ -22,12 +22,14 @@ from memguard.tracing.corpus_index import CorpusIndex, Occurrence
 from memguard.tracing.degenerate import degenerate_kind
 from memguard.tracing.normalised import is_respelt, normalise
 from memguard.tracing.recall import Recall, words_of
+from memguard.tracing.recall_bound import RecallBound
 from memguard.tracing.short_texts import MAX_BYTES, ShortTextFinder
 from memguard.tracing.spans import Rows, SpanTable, merge_spans, rarest
 from memguard.tracing.token_text import TokenText, character_offsets, trimmed
 
 Tier = Literal["full raw", "full normalised", "partial", "none"]
 UNMATCHED = ("partial", "none")
+FULL = ("full raw", "full normalised")
 TOGETHER = 32  # generations
 EDGE = 8  # tokens at either end that a cut inside a token may change; 6 were the most in 1,000 excerpts
 NUM_ANCHORS = 8  # spans from which a normalised match is looked for
@@ -55,7 +57,7 @@ class TraceSettings:
         rare_share: of a generation's tokens: so many of the rarest spans get documents.
         max_documents: of a span.
         max_candidates: places of a match that are compared on characters.
-        near_verbatim: compare words with every document found; several times the cost of all else.
+        near_verbatim: compare words with every document found; nearly as much again as all else.
         seed: of the documents drawn.
     """
 
@@ -113,7 +115,8 @@ class Trace:
         merged: tokens [start, end) of rare spans for display.
         longest_verbatim_characters: of the longest span, grown on the text of its documents.
         num_documents: that hold the longest span, every one counted.
-        recall: the highest near-verbatim recall of any document found; None where it was not measured.
+        recall: the highest near-verbatim recall of any document found, 1 for a full match; None where it was not measured.
+            0 for texts of fewer than four words that are no full match, since a run has at least four.
         flags: prompt_stripped, loop, degenerate, empty, candidates_capped.
     """
 
@@ -170,6 +173,7 @@ class Tracer:
         self.index, self.token_text, self.settings = index, token_text, settings
         self.reader = DocumentReader(index, token_text)
         self._short = ShortTextFinder(index, token_text)
+        self._bound = RecallBound(token_text.pieces) if settings.near_verbatim else None
 
     def plain(self, one: Generation) -> PlainGeneration:
         """Tokens and bytes of a completion, its prompt and special tokens taken off."""
@@ -254,6 +258,7 @@ class Tracer:
                 self.index,
                 self.reader,
                 self._short,
+                self._bound,
                 self.settings,
                 one,
                 table,
@@ -286,7 +291,8 @@ class Tracer:
                 span = int(table.start[at]), int(table.end[at])
                 found = self.reader.find_normalised(one, text, span, places[at])
                 if found is not None:
-                    traces[number] = replace(traces[number], tier="full normalised", document=found.document)
+                    recall = 1.0 if self.settings.near_verbatim else None
+                    traces[number] = replace(traces[number], tier="full normalised", document=found.document, recall=recall)
                     break
         return traces
 
@@ -330,6 +336,7 @@ class _Traced:
     index: CorpusIndex
     reader: DocumentReader
     short: ShortTextFinder
+    bound: RecallBound | None
     settings: TraceSettings
     one: PlainGeneration
     table: SpanTable
@@ -348,8 +355,8 @@ class _Traced:
         places = {at: self.places_of[at] for at in range(part.start, part.stop) if self.is_rare[at]}
         order = sorted(range(part.start, part.stop), key=lambda at: int(self.table.start[at] - self.table.end[at]))
         tier, document, longest, capped = self._full_match(order)
-        recalls = self._recalls(places) if self.settings.near_verbatim else {}
-        if not spans and tier not in ("full raw", "full normalised"):
+        recalls = self._recalls(places, self.bound) if self.bound is not None else {}
+        if not spans and tier not in FULL:
             tier = "none"
         return Trace(
             id="",
@@ -368,7 +375,7 @@ class _Traced:
         """A document that holds the text has all its words, though it begins inside one or is too short for a run."""
         if not self.settings.near_verbatim:
             return None
-        return 1.0 if tier == "full raw" else max(recalls.values(), default=0.0)
+        return 1.0 if tier in FULL else max(recalls.values(), default=0.0)
 
     def _span(self, at: int) -> tuple[int, int]:
         return int(self.table.start[at]), int(self.table.end[at])
@@ -412,22 +419,25 @@ class _Traced:
             if rank == 0 or self.one.offsets[end] - self.one.offsets[start] >= len(self.one.raw) / 2:
                 yield (start, end), self.places_of[at]
 
-    def _recalls(self, places: dict[int, list[Occurrence]]) -> dict[tuple[int, int], float]:
-        """Recall by span and place number; a window that was compared already is not compared again."""
-        recall = Recall(words_of(self.one.text))
-        length = len(self.one.ids)
-        known: dict[tuple[int, int], float] = {}
-        recalls: dict[tuple[int, int], float] = {}
+    def _recalls(self, places: dict[int, list[Occurrence]], bound: RecallBound) -> dict[tuple[int, int], float]:
+        """Recall by span and place number; a window that several spans lead to is compared once."""
+        words, length = words_of(self.one.text), len(self.one.ids)
+        windows: dict[tuple[int, int], NDArray[Any]] = {}
+        leads: dict[tuple[int, int], tuple[int, int]] = {}
         for at, some in places.items():
+            start = int(self.table.start[at])
             for number, place in enumerate(some):
-                start = place.position - int(self.table.start[at])
-                where = (place.document, start)
-                if where not in known:
-                    ahead = Occurrence(place.shard, start, place.document, place.start, place.end)
-                    window = self.reader.window(ahead, (WINDOW - 1) // 2 * length, (WINDOW + 1) // 2 * length)
-                    known[where] = recall.of(words_of(window.decode(errors="replace")))
-                recalls[at, number] = known[where]
-        return recalls
+                where = leads[at, number] = (place.document, place.position - start)
+                if where not in windows:
+                    first = place.position - start - (WINDOW - 1) // 2 * length
+                    windows[where] = self.reader.tokens(place, first, first + WINDOW * length)
+        may_be = bound.may_be_above_zero(words, list(windows.values())).tolist()
+        recall = Recall(words)
+        known = {
+            where: recall.of(words_of(self.reader.text(ids))) if is_read else 0.0
+            for (where, ids), is_read in zip(windows.items(), may_be, strict=True)
+        }
+        return {lead: known[where] for lead, where in leads.items()}
 
     def _spans(
         self, part: slice, places: dict[int, list[Occurrence]], recalls: dict[tuple[int, int], float]

@@ -91,6 +91,23 @@ def test_a_full_raw_match_is_recalled_whole_however_short_or_wherever_it_is_cut(
     assert {(one.tier, one.recall) for one in found} == {("full raw", 1.0)}
 
 
+@pytest.mark.parametrize("spelling", ["capitals", "doubled blanks", "letters apart", "wide letters"])
+def test_a_copy_in_another_spelling_is_recalled_whole(index: CorpusIndex, documents: list[str], spelling: str) -> None:
+    copies = [SPELLINGS[spelling](text.strip()) for text in excerpts(documents[:40], 20, 200)]
+    full = [one for one in trace(index, copies, near_verbatim=True) if one.tier in ("full raw", "full normalised")]
+    assert len(full) >= 19
+    assert {one.recall for one in full} == {1.0}
+
+
+def test_texts_of_fewer_than_four_words_have_no_recall_but_by_a_full_match(index: CorpusIndex, documents: list[str]) -> None:
+    words = documents[6][100:].split(" ")[3:6]  # in the middle of a sentence, so none is cut
+    assert [len(word) > 0 for word in words] == [True] * 3
+    copy, shouted, other = " ".join(words), " ".join(words).upper(), " ".join([words[0], "zqzq", words[2]])
+    found = trace(index, [copy, shouted, other], near_verbatim=True, min_tokens=1)
+    assert [one.recall for one in found] == [1.0, 1.0, 0.0]
+    assert [one.tier for one in found] == ["full raw", "full normalised", "partial"]
+
+
 def test_verbatim_excerpts_that_begin_inside_tokens_are_full_raw_matches(index: CorpusIndex, documents: list[str]) -> None:
     traces = trace(index, excerpts(documents, 1000, 200))
     # All are copies; 999 of 1,000 is what the issue asks for.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memguard.tracing.degenerate import degenerate_kind
-from memguard.tracing.normalised import normalise, normalise_with_offsets
+from memguard.tracing.normalised import is_respelt, normalise, normalise_with_offsets
 from memguard.tracing.recall import adaptive_limits, near_verbatim_recall
 from memguard.tracing.spans import merge_spans
 from memguard.tracing.token_text import character_offsets, trimmed
@@ -88,6 +88,27 @@ def test_recall_counts_long_aligned_runs_alone() -> None:
 def test_recall_ignores_case_quotes_and_blanks() -> None:
     text = "She said 'we leave at nine' and closed the heavy door behind her at once"
     assert near_verbatim_recall(text, "X " + text.upper().replace("'", "’").replace(" ", "\n ") + " y") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "is_unusual"),
+    [
+        ("The parser reads it, and NASA's \u201cteam\u201d knows.", False),
+        ("def read(path):\n    with open(path) as stream:\n        return stream.read()  # all of it\n", False),
+        ("Æblerne på øen blev høstet sent i år, sagde gårdejeren Åge Sørensen.", False),
+        ("THE PARSER READS IT, AND THE TEAM KNOWS.", True),
+        ("The Parser Reads It, And The Team Knows.", True),
+        ("the  parser  reads  it,  and  the  team  knows.", True),
+        ("the\nparser\nreads\nit,\nand\nthe\nteam\nknows.", True),
+        ("the\tparser\treads\tit,\tand\tthe\tteam\tknows.", True),
+        ("\uff54\uff48\uff45 \uff50\uff41\uff52\uff53\uff45\uff52", True),
+        ("_QUADRATICS", True),
+        ('FUNCTION", "', True),
+        ("", False),
+    ],
+)
+def test_texts_in_unusual_spelling_are_told_from_others(text: str, is_unusual: bool) -> None:
+    assert is_respelt(text) == is_unusual
 
 
 def test_limits_of_short_and_long_generations_are_clamped() -> None:
