@@ -83,6 +83,7 @@ def run(quick: bool) -> dict[str, Any]:
         template=None,
         lengths={"corpus_tokens": num_tokens, "copies": len(copies), "copy_tokens": COPY_LENGTH},
         runs=pair.runs,
+        is_cpu_time=True,
         target=TARGET,
         ratio_duplicates=doubled.baseline_s / doubled.ours_s,
         baseline_duplicates_s=doubled.baseline_s,

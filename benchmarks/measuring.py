@@ -7,6 +7,7 @@ seconds and much less in ratios, so only ratios have targets.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import operator
 import os
@@ -155,6 +156,7 @@ def report(
         "template": template,
         "lengths": lengths,
         "runs": runs,
+        "date": dt.date.today().isoformat(),
         **{field: _rounded(value) if isinstance(value, float) else value for field, value in more.items()},
     }
     return {**fields, "target": list(target), "meets_target": meets(fields, target)}

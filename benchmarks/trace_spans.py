@@ -66,6 +66,7 @@ def run(quick: bool) -> dict[str, Any]:
         template=None,
         lengths={"corpus_tokens": index.num_tokens, "generations": len(asked), "tokens": LENGTH, "batch": BATCH},
         runs=pair.runs,
+        is_cpu_time=True,
         target=TARGET,
         identical_spans=pair.baseline == pair.ours,
         cpu_ms_per_generation=1e3 * pair.ours_s / len(asked),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import platform
@@ -17,17 +16,21 @@ SHORT = 4  # figures shown of a number
 
 
 def write_results(folder: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Write `results.jsonl` and `results.md`, replacing what was there."""
+    """Write `results.jsonl` and `results.md`; the lines of other benches stay, as they were measured."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in results))
-    (folder / "results.md").write_text(as_markdown(results))
+    path = folder / "results.jsonl"
+    earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = {one["name"]: one for one in earlier} | {one["name"]: one for one in results}
+    path.write_text("".join(json.dumps(one) + "\n" for one in found.values()))
+    (folder / "results.md").write_text(as_markdown(list(found.values())))
 
 
 def as_markdown(results: Sequence[dict[str, Any]]) -> str:
     """A row a bench: ratio, error, and whether its targets are met."""
     where = f"{processor()}, {os.cpu_count()} cores, one thread used"
-    what = f"torch {torch.__version__}, transformers {transformers.__version__}, {dt.date.today().isoformat()}"
-    lines = ["# Benchmarks", "", f"{where}; {what}. Medians of alternating runs; ratio = the plain way over memguard's.", ""]
+    what = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    about = "Medians of alternating runs; ratio = the plain way over memguard's. Seconds of the clock, or of (CPU)."
+    lines = ["# Benchmarks", "", f"{where}; {what}. {about}", ""]
     lines += [
         "| bench | the plain way, s | memguard, s | ratio | max error, nats | runs | targets | met |",
         "|---|---|---|---|---|---|---|---|",
@@ -35,8 +38,9 @@ def as_markdown(results: Sequence[dict[str, Any]]) -> str:
     for one in results:
         targets = "; ".join(f"{target} ({_figure(one[target.split()[0]])})" for target in one["target"])
         figures = [_figure(one[field]) for field in ("baseline_s", "ours_s", "ratio", "max_abs_err", "runs")]
-        lines.append("| " + " | ".join([one["name"], *figures, targets, "yes" if one["meets_target"] else "no"]) + " |")
-    lines += ["", *(f"- {one['name']}: {one['model']}; {_lengths(one)}{_measured(one)}." for one in results)]
+        name = f"{one['name']} (CPU)" if one.get("is_cpu_time") else one["name"]
+        lines.append("| " + " | ".join([name, *figures, targets, "yes" if one["meets_target"] else "no"]) + " |")
+    lines += ["", *(f"- {one['name']}: {one['model']}; {_lengths(one)}{_measured(one)}; {one['date']}." for one in results)]
     if any(one["quick"] for one in results):
         lines += ["", "Small sizes (`--quick`): these figures say nothing about speed."]
     return "\n".join(lines) + "\n"

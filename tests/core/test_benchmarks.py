@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -101,6 +102,24 @@ def test_results_are_written_without_naming_the_machine(tmp_path: Path) -> None:
     assert "| audit_vs_step |" in table
     assert "torch" in table
     assert str(tmp_path) not in table
+
+
+def test_the_lines_of_other_benches_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH.parent))
+    write_results = importlib.import_module("writing").write_results
+
+    line = {"baseline_s": 2.0, "ours_s": 1.0, "ratio": 2.0, "max_abs_err": 0.0, "runs": 1, "lengths": {}, "model": "none"}
+    line |= {"target": ["ratio >= 1"], "meets_target": True, "quick": False, "date": "2026-01-02"}
+    write_results(tmp_path, [line | {"name": "one"}, line | {"name": "two"}])
+    write_results(tmp_path, [line | {"name": "one", "ratio": 4.0, "is_cpu_time": True, "date": "2026-03-04"}])
+    found = [json.loads(text) for text in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(one["name"], one["ratio"], one["date"]) for one in found] == [
+        ("one", 4.0, "2026-03-04"),
+        ("two", 2.0, "2026-01-02"),
+    ]
+    table = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "| one (CPU) | 2 | 1 | 4 | 0 | 1 | ratio >= 1 (4) | yes |" in table
+    assert "- two: none; ; 2026-01-02." in table
 
 
 def test_an_unknown_bench_is_refused() -> None:
