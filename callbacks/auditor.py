@@ -297,8 +297,7 @@ class Auditor:
         trained = self._trained
         if trained is None:
             return self.sources, None
-        lost = next((one for one in self.team.gather("rows that were kept", trained.lost) if one is not None), None)
-        lost = lost or on_first(self.team, "index of what was trained", trained.try_build)
+        lost = trained.try_build()
         if lost is not None:
             return self.sources, f"what was trained is not indexed: {lost}."
         index = jointly(self.team, "index", lambda: open_index(trained.index, self._tokenizer))
@@ -414,7 +413,10 @@ class Auditor:
         Args:
             seconds_outside: that the callback spent beside audits; None when it was not measured.
         """
-        lost = self._trained.try_build() if self._trained is not None and self.team.rank == 0 else None
+        try:
+            lost = self._trained.try_build() if self._trained is not None else None
+        except MemguardError as gone:  # the ranks cannot be reached any more
+            lost = reason_of(gone).rstrip(".")
         if lost is not None:
             self._log(logging.WARNING, f"what was trained is not indexed: {lost}.")
         if self.team.rank == 0 and self.last is not None:

@@ -7,6 +7,7 @@ again in a later epoch is kept once, a row that stands twice in an epoch twice: 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import shutil
@@ -18,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memguard.callbacks.together import reason_of
+from memguard.callbacks.together import on_first, reason_of
 from memguard.canaries.batch_view import view_rows
 from memguard.canaries.encoding import tokenizer_digest
-from memguard.errors import InputError, MemguardError
+from memguard.errors import InputError
 from memguard.scoring.audit_mode import innermost
 from memguard.scoring.team import Team
 from memguard.tracing.index_writer import IndexWriter
@@ -37,7 +38,8 @@ OURS_ALONE = 0o700  # the rows hold canaries
 class TrainedText:
     """The rows that a run trains on, kept beside `index` in `NAME.rows`, until they are indexed there.
 
-    A file that cannot be written ends the keeping with a warning, never the training; `lost` then says why.
+    Whatever goes wrong ends the keeping with a warning, never the training; `lost` then says why, and the index is taken away:
+    one that is not whole would say of a text that it was not trained on.
 
     Args:
         index: folder of the index; what an earlier run wrote there in this way is replaced.
@@ -67,14 +69,14 @@ class TrainedText:
             raise InputError(f"index '{index}' was there before any run: index_training needs a new folder.")
         try:
             self._begin(global_step)
-        except OSError as error:
+        except Exception as error:
             self._lose(error)
 
     def _begin(self, global_step: int) -> None:
         """Keep the rows of steps that the run goes on from; the first rank also sees to those of ranks there no longer are."""
         self._rows_folder.mkdir(parents=True, exist_ok=True, mode=OURS_ALONE)
         mine = f"rank-{self._team.rank}"
-        if global_step and not self._rows_of(mine).exists():
+        if global_step and (any(self._rows_folder.glob("*.lost")) or not any(self._rows_folder.glob("rank-*.rows"))):
             self.lost = f"what was trained before step {global_step} was not kept"
             return
         names = {mine}
@@ -82,6 +84,8 @@ class TrainedText:
             shutil.rmtree(self.index, ignore_errors=True)
             here = {f"rank-{rank}" for rank in range(self._team.size)}
             names |= {path.stem for path in self._rows_folder.glob("rank-*.rows")} - here
+            for path in self._rows_folder.glob("*.lost"):
+                path.unlink()
         for name in names:
             self._cut(name, global_step)
         self._kept = self._read(mine)
@@ -138,12 +142,18 @@ class TrainedText:
                 file.write(b"".join(np.asarray(ids, TOKEN).tobytes() for ids, _ in kept))
             with self._rows_of(name).open("ab") as file:
                 file.write(np.array([(global_step, self._epoch, len(ids), digest) for ids, digest in kept], ROW).tobytes())
-        except OSError as error:
+        except Exception as error:
             self._lose(error)
 
     def _take(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.lost is not None or not module.training or not torch.is_grad_enabled():
             return
+        try:
+            self._keep(args, kwargs)
+        except Exception as error:
+            self._lose(error)
+
+    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {"input_ids": args[0]} | kwargs if args else kwargs
         batch = {name: given[name].detach().cpu() for name in READ if isinstance(given.get(name), torch.Tensor)}
         for row in view_rows(batch):
@@ -153,24 +163,36 @@ class TrainedText:
                 self._waiting.append((row.ids, digest))
 
     def _lose(self, error: Exception) -> None:
-        self.lost = f"rows could not be kept: {reason_of(error).rstrip('.')}"
+        self.lost, self._waiting = f"rows could not be kept: {reason_of(error).rstrip('.')}", []
+        name = f"rank-{self._team.rank}"
+        with contextlib.suppress(OSError):  # for a later part of the run to know; what is taken away makes room for it
+            self._tokens_of(name).unlink(missing_ok=True)
+            self._rows_of(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self._rows_folder / f"{name}.lost").touch()
         logger.warning("%s; training goes on, and what it trains on will not be indexed.", self.lost)
 
     # -- at a full audit, and at the end
 
     def try_build(self) -> str | None:
-        """Index what was kept and is not yet indexed, of all ranks; the first rank alone calls it.
+        """Index what was kept and is not yet indexed; all ranks call it, the first one builds.
 
         Returns:
             Why there is no index; None: it is whole, up to the last complete step.
         """
-        if self.lost is not None:
-            return self.lost
-        try:
-            self._build()
-        except (MemguardError, OSError) as error:
-            return reason_of(error).rstrip(".")
-        return None
+        lost = next((one for one in self._team.gather("rows that were kept", self.lost) if one is not None), None)
+        return on_first(self._team, "index of what was trained", lambda: self._built(lost))
+
+    def _built(self, lost: str | None) -> str | None:
+        if lost is None:
+            try:
+                self._build()
+            except Exception as error:
+                lost = reason_of(error).rstrip(".")
+        if lost is not None:
+            shutil.rmtree(self.index, ignore_errors=True)
+            self._num_indexed = {}
+        return lost
 
     def _build(self) -> None:
         found = {path.stem: self._read(path.stem) for path in sorted(self._rows_folder.glob("rank-*.rows"))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from memguard.audit.records import Record
 from memguard.audit.report_records import CopiesBucket, CopiesRow, RecordRow, Records
@@ -15,16 +15,7 @@ from memguard.tracing.token_text import TokenText
 
 CONFIDENCE = 0.95
 MAX_TOKENS = 512  # of a record that are looked for
-BUCKETS: tuple[CopiesBucket, ...] = (
-    "not found",
-    "near-duplicates alone",
-    "once",
-    "once, near-duplicates besides",
-    "once, near-duplicates not known",
-    "2 to 10",
-    "above 10",
-    "not known",
-)
+BUCKETS: tuple[CopiesBucket, ...] = get_args(CopiesBucket)
 
 
 def with_copies(records: Records, members: Sequence[Record], index: CorpusIndex, tokenizer: Any) -> Records:

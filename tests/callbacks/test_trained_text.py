@@ -172,11 +172,18 @@ def test_a_resumed_lightning_run_indexes_what_both_its_parts_were_trained_on(
     assert indexed(tmp_path) == seen.documents(tokenizer)
 
 
+class Reader(torch.nn.Module):
+    """Takes what a model takes."""
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Give nothing."""
+
+
 class TwoRanks:
     """Ranks one after another in this process, for what they write in common."""
 
     def __init__(self, folder: Path, tokenizer: Any, *, global_step: int = 0) -> None:
-        teams = [Team(rank, 2, lambda value: [value]) for rank in (1, 0)]
+        teams = [Team(rank, 2, lambda said: [said, said]) for rank in (1, 0)]
         one, first = (TrainedText(folder / "i", tokenizer, team=team, global_step=global_step) for team in teams)
         self.model = torch.nn.Identity()
         self.ranks = [first, one]
@@ -211,10 +218,9 @@ def test_a_row_that_another_rank_had_in_an_earlier_epoch_is_kept_once(tokenizer:
 
 def test_padding_and_packed_rows_are_told_apart_and_only_training_counts(tokenizer: Any, tmp_path: Path) -> None:
     trained = TrainedText(tmp_path / "i", tokenizer, team=Team.alone(), global_step=0)
-    model = torch.nn.Identity()
+    model = Reader()
     trained.watch(model)
     given = torch.tensor([[11, 12, 13, 0]])
-    model.forward = lambda *_, **__: None  # type: ignore[method-assign]
     model(input_ids=given, attention_mask=torch.tensor([[1, 1, 1, 0]]))
     model(torch.tensor([[21, 22, 31, 32]]), position_ids=torch.tensor([[0, 1, 0, 1]]))
     with torch.no_grad():
@@ -248,6 +254,38 @@ def test_a_full_disk_costs_the_index_and_not_the_training(
     report = load_report(tmp_path / "out" / "memguard_audit" / "report.json")
     assert (report.status, report.propensity) == ("valid", None)
     assert "what was trained is not indexed: rows could not be kept: OSError: No space left on device." in report.notices
+
+
+@pytest.mark.parametrize("ids", [[[1.5, 2.5]], [[-100, 7]], [[[1, 2]]]])
+def test_rows_that_cannot_be_read_cost_the_index_and_not_the_training(
+    tokenizer: Any, tmp_path: Path, ids: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = TrainedText(tmp_path / "i", tokenizer, team=Team.alone(), global_step=0)
+    model = Reader()
+    trained.watch(model)
+    model(torch.tensor([[11, 12]]))
+    trained.mark(1)
+    assert trained.try_build() is None
+    model(torch.tensor(ids))
+    trained.mark(2)
+    if trained.lost is None:  # nothing that is a row
+        assert CorpusIndex.open(tmp_path / "i").num_documents == 1
+        return
+    assert "training goes on" in caplog.text
+    assert "rows could not be kept" in str(trained.try_build())
+    assert not (tmp_path / "i").exists()  # one that is not whole is no evidence
+    later = TrainedText(tmp_path / "i", tokenizer, team=Team.alone(), global_step=2)
+    assert later.try_build() == "what was trained before step 2 was not kept"
+    assert TrainedText(tmp_path / "i", tokenizer, team=Team.alone(), global_step=0).lost is None
+
+
+def test_a_run_that_goes_on_with_more_ranks_keeps_what_fewer_had(tokenizer: Any, tmp_path: Path) -> None:
+    alone = TrainedText(tmp_path / "i", tokenizer, team=Team.alone(), global_step=0)
+    alone._take(torch.nn.Identity(), (torch.tensor([[51, 52]]),), {})
+    alone.mark(1)
+    both = TwoRanks(tmp_path, tokenizer, global_step=1)
+    both.step(2, 0, [[11, 12]], [[21, 22]])
+    assert both.documents(tmp_path) == Counter({(51, 52): 1, (11, 12): 1, (21, 22): 1})
 
 
 def test_an_index_that_would_be_uploaded_or_is_there_already_is_refused(
